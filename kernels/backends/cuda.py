@@ -101,23 +101,29 @@ def forward_only(name: str) -> ValueError:
     )
 
 
-def load_bytes(dim: int, itemsize: int) -> int:
+def load_bytes(dim: int, itemsize: int, most: int = LOAD_BYTES) -> int:
     """Bytes per load of the fused kernels for heads of `dim` columns: the alignment that each row needs."""
-    return math.gcd(dim * itemsize, LOAD_BYTES)
+    return math.gcd(dim * itemsize, most)
 
 
-def aligned_rows(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
+def aligned_rows(tensor: torch.Tensor, num_bytes: int, side_by_side: int = 0) -> torch.Tensor:
     """The tensor itself if each row [..., :] is contiguous and aligned to `num_bytes`, as in views of a fused
-    [N, 3, H, d] projection; else a contiguous copy."""
-    if tensor.data_ptr() % num_bytes == 0 and _rows_fit(tensor.stride(), num_bytes // tensor.itemsize):
+    [N, 3, H, d] projection; else a contiguous copy.
+
+    Args:
+        side_by_side: columns of a head that shares aligned blocks with its neighbours: its stride is this number plus
+            a multiple of `num_bytes`. 0: each head is aligned.
+    """
+    fits = _rows_fit(tensor.stride(), num_bytes // tensor.itemsize, side_by_side)
+    if fits and tensor.data_ptr() % num_bytes == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 @lru_cache  # a model repeats the same arguments at every call
-def _rows_fit(strides: tuple[int, ...], num_elements: int) -> bool:
-    *others, last = strides
-    return last == 1 and math.gcd(*others) % num_elements == 0
+def _rows_fit(strides: tuple[int, ...], num_elements: int, side_by_side: int) -> bool:
+    *others, of_head, last = strides
+    return last == 1 and math.gcd(*others, of_head - side_by_side) % num_elements == 0
 
 
 def stride_scalars(names: Sequence[str], strides: Sequence[tuple[int, int, int]], itemsize: int) -> dict[str, int]:

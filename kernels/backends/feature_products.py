@@ -1,5 +1,7 @@
-"""Products with the weights of low-rank edge features, before and after the kernel of `fused3s`.
+"""Products with the weights of low-rank edge features, before and after the kernel of `fused3s`, and the weights packed
+for the kernels that compute these products.
 
+cuda/pack_features.cu           weights as B fragments
 cuda/feature_products.cu        16-bit tensors
 cuda/feature_products_float.cu  float32
 cuda/weight_gradient.cuh        shared part of the gradients of the weights
@@ -10,16 +12,48 @@ from functools import lru_cache
 
 import torch
 
+from ..edge_data import BoundEdges
 from ..fragments import WARP_SIZE
 from ..runtime.device import gpu_limits
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
+from .score_values import contiguous
 
 # As in cuda/feature_rows.cuh:
 WARPS = 8
 ROWS_PER_TILE = 16
 FEATURES = 16
+PACK_THREADS = 256  # as in cuda/pack_features.cu
+PACK_PAIR_FEATURES = KernelInstance("pack_features.cu", "pack_pair_features")
+PAIR_WORDS = 128  # of a weight of a head
+
+
+def pack_features(
+    instance: KernelInstance, edges: BoundEdges, num_heads: int, key_words: int, value_words: int
+) -> torch.Tensor:
+    """[H, 2 words] 16-bit: the weights of features as a kernel reads them, queued on torch's current stream.
+
+    Args:
+        instance: a kernel of cuda/pack_features.cu.
+        key_words, value_words: words of each weight of a head.
+    """
+    weights = contiguous(edges, "key_weight", "value_weight")
+    key_words, value_words = (
+        0 if weight is None else words for weight, words in zip(weights.values(), (key_words, value_words), strict=True)
+    )
+    dim = next(weight.shape[1] for weight in weights.values() if weight is not None)
+    packed = edges.padded_features.new_empty((num_heads, 2 * (key_words + value_words)))
+    kernel = get_kernel(instance, packed.device.index)
+    launch_kernel(
+        kernel,
+        (-(-(key_words + value_words) // PACK_THREADS), num_heads),
+        PACK_THREADS,
+        {"packed": packed, **weights},
+        kernel.scalars(dim=dim, num_features=edges.num_features, key_words=key_words, value_words=value_words),
+        overlaps=True,
+    )
+    return packed
 
 
 @lru_cache  # a model repeats the same arguments at every call

@@ -16,8 +16,17 @@ from ..runtime.semaphores import semaphores
 from ..tuning import GROUP_WIDTH, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
+from .feature_products import pack_features
 from .fused3s_data import Fused3SData
-from .fused3s_edges import TERM_DEFAULTS, compile_edge_kernel, launch_edge_kernel, padded_call, term_scalars
+from .fused3s_edges import (
+    TERM_DEFAULTS,
+    compile_edge_kernel,
+    edge_columns,
+    launch_edge_kernel,
+    padded_call,
+    takes_columns,
+    term_scalars,
+)
 from .fused3s_gradients import compile_gradients, launch_gradients
 from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
 from .fused3s_shapes import COMMON_DIM, EXPRESSION, KEY_FEATURES, SLICE, TILE, VALUE_FEATURES
@@ -37,7 +46,6 @@ from .slot_order import in_slot_order
 WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
 VALUE_BYTES = 4 * TILE[0] * TILE[1]  # of a value of edges in the shared memory of a warp, as in cuda/tile_terms.cuh
-PACK_THREADS = 256  # as in cuda/pack_features.cu
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
 
 
@@ -160,9 +168,10 @@ class Fused3SBackend(CudaBackend):
         if (dtype := product_type(call.query.dtype)) != call.query.dtype:
             check_out_dtype(call.out_dtype, call.query.dtype)
             call = call.to(dtype)
-        if dim % 2:
+        by_edge = _takes_edge_kernel(data, call.query, call.edges)
+        if dim % 2 and not (by_edge and takes_columns(call)):
             return self.attend(data, padded_call(call))[..., :dim].contiguous()
-        if _takes_edge_kernel(data, call.query, call.edges):
+        if by_edge:
             return launch_edge_kernel(data, call)
         element, num_heads, items = input_element(dtype), call.query.shape[1], data.work_items.shape[1]
         score = None if call.edges is None else call.edges.score
@@ -254,7 +263,7 @@ def _forward_schedules(
 
 
 def _even(dim: int) -> int:
-    """Columns of a head after padding by `attend`."""
+    """Columns of a head over KV tiles, after padding by `attend`."""
     return dim + (-dim % 8 if dim % 2 else 0)
 
 
@@ -268,7 +277,8 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
         compile_gradients(data, device, inputs)
     dtype = product_type(dtype)
     if _takes_edge_kernel(data, torch.empty((0, num_heads, dim), dtype=dtype, device=device), None):
-        compile_edge_kernel(dtype, out_dtype, dim, num_heads, device)
+        columns = edge_columns(num_heads, inputs.head_dim, dtype)
+        compile_edge_kernel(dtype, out_dtype, columns, num_heads, device)
     else:
         items = data.work_items.shape[1]
         get_kernel(choose_instance(input_element(dtype), out_dtype, dim, items, num_heads), device.index)
@@ -368,30 +378,10 @@ def _edge_tensors(
     if edges.edge_values is not None:
         tensors["edge_values"] = in_slot_order(edges.edge_values, data.slot_edges)
     if edges.padded_features is not None:
-        tensors |= {
-            "features": in_slot_order(edges.padded_features, data.slot_edges),
-            "feature_weights": pack_features(arguments, edges, num_heads),
-        }
+        # As PackedWeights of cuda/tile_features.cuh.
+        key_words, value_words = 256 * -(-arguments.dim // 32), 128 * -(-arguments.dim // SLICE)
+        tensors["features"] = in_slot_order(edges.padded_features, data.slot_edges)
+        tensors["feature_weights"] = pack_features(PACK_FEATURES, edges, num_heads, key_words, value_words)
     if edges.dropout is not None:
         tensors["dropout_seed"] = edges.dropout.seed
     return tensors
-
-
-def pack_features(arguments: FusedArguments, edges: BoundEdges, num_heads: int) -> torch.Tensor:
-    """[H, 2 words] 16-bit: the weights of features as an instance reads them (PackedWeights of cuda/tile_features.cuh),
-    queued on torch's current stream."""
-    dim, terms = arguments.dim, arguments.terms
-    key_words = 256 * -(-dim // 32) if terms & KEY_FEATURES else 0
-    value_words = 128 * -(-dim // SLICE) if terms & VALUE_FEATURES else 0
-    packed = edges.padded_features.new_empty((num_heads, 2 * (key_words + value_words)))
-    weights = contiguous(edges, "key_weight", "value_weight")
-    kernel = get_kernel(PACK_FEATURES, packed.device.index)
-    launch_kernel(
-        kernel,
-        (-(-(key_words + value_words) // PACK_THREADS), num_heads),
-        PACK_THREADS,
-        {"packed": packed, **weights},
-        kernel.scalars(dim=dim, num_features=edges.num_features, key_words=key_words, value_words=value_words),
-        overlaps=True,
-    )
-    return packed

@@ -14,9 +14,17 @@ from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 from ..tuning import MOST_LANES, tuning_for
 from .base import Call
-from .cuda import checked_inputs, load_bytes, stride_scalars
-from .feature_products import FEATURES, add_features, project_query
+from .cuda import aligned_rows, check_out_dtype, load_bytes, refuse_gradients, stride_scalars
+from .feature_products import (
+    FEATURES,
+    PACK_PAIR_FEATURES,
+    PAIR_WORDS,
+    add_features,
+    pack_features,
+    project_query,
+)
 from .fused3s_data import Fused3SData
+from .fused3s_shapes import KEY_FEATURES, VALUE_FEATURES
 from .score_values import SCORE_DEFAULTS, VALUES, Members, contiguous, product_unit, score_scalars, terms_of
 
 # As in cuda/lane_group.cuh:
@@ -28,39 +36,76 @@ TERM_DEFAULTS = {  # scalars of struct Params without edge data
 }
 
 
-def lanes_of_head(dim: int) -> int:
-    return 1 << (-(-dim // LANE_DIMS) - 1).bit_length()
+def is_packed(dim: int, dtype: torch.dtype) -> bool:
+    """Whether a lane has a whole head, which may start inside of an aligned block (LaneGroup::kIsPacked)."""
+    return dtype != torch.float32 and 1 < dim < 15 and (dim % 2 == 1 or (dim > 8 and dim % 8 > 0))
+
+
+def edge_columns(num_heads: int, dim: int, dtype: torch.dtype) -> int:
+    """Columns of a head in the edge-by-edge kernels: `dim`, or a multiple of 8 if an odd `dim` is padded. Without a
+    padding an even number of heads lies side by side, so that each row starts at a multiple of 4 bytes."""
+    is_taken = dim % 2 == 0 or (num_heads % 2 == 0 and is_packed(dim, dtype))
+    return dim if is_taken else dim + -dim % 8
+
+
+def takes_columns(call: Call) -> bool:
+    """Whether the edge-by-edge kernels take the heads of a call without padding. Products of features do not take odd
+    heads."""
+    _, num_heads, dim = call.query.shape
+    if dim % 2 and call.edges is not None and call.edges.padded_features is not None:
+        return False
+    return edge_columns(num_heads, dim, call.query.dtype) == dim
+
+
+def lanes_of_head(dim: int, dtype: torch.dtype) -> int:
+    return 1 if is_packed(dim, dtype) else 1 << (-(-dim // LANE_DIMS) - 1).bit_length()
 
 
 @lru_cache
-def heads_of_lane_group(num_heads: int, dim: int) -> int:
+def heads_of_lane_group(num_heads: int, dim: int, dtype: torch.dtype) -> int:
     """Heads per lane group, a power of two: the fewest idle heads, then the most heads that fit MOST_LANES lanes."""
-    most = max(1, MOST_LANES // lanes_of_head(dim))
+    most = max(1, MOST_LANES // lanes_of_head(dim, dtype))
     candidates = [1 << bit for bit in range(most.bit_length()) if 1 << bit < 2 * num_heads]
     return min(candidates, key=lambda heads: (-(-num_heads // heads) * heads, -heads))
 
 
-def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, dim: int) -> int:
+def takes_pairs(num_heads: int, dim: int, dtype: torch.dtype, terms: int) -> bool:
+    """Whether tensor cores compute the products of features (cuda/pair_features.cuh)."""
+    has_features, heads = terms & (KEY_FEATURES | VALUE_FEATURES) > 0, heads_of_lane_group(num_heads, dim, dtype)
+    return has_features and dtype != torch.float32 and 8 < dim <= 16 and heads in (4, 8)
+
+
+def lane_rows(num_heads: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor [.., H, d] itself if its rows are aligned as the edge-by-edge kernels load them, else a copy."""
+    dim, dtype = tensor.shape[2], tensor.dtype
+    if not is_packed(dim, dtype):
+        return aligned_rows(tensor, load_bytes(dim, tensor.itemsize))
+    heads = heads_of_lane_group(num_heads, dim, dtype)
+    return aligned_rows(tensor, load_bytes(heads * dim, tensor.itemsize, most=8), side_by_side=dim)
+
+
+def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, dim: int, dtype: torch.dtype) -> int:
     """Most edges per item: about one item for each lane group that is resident at once."""
     gpu = gpu_limits(device)
-    groups, passes = _resident_groups(gpu, num_heads, dim)
+    groups, passes = _resident_groups(gpu, num_heads, edge_columns(num_heads, dim, dtype), dtype)
     tuning = tuning_for(gpu)
     return min(max(num_edges * passes // groups, tuning.least_part_edges), tuning.most_part_edges)
 
 
 @lru_cache
-def _resident_groups(gpu: GPULimits, num_heads: int, dim: int) -> tuple[int, int]:
+def _resident_groups(gpu: GPULimits, num_heads: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """(lane groups resident at once, lane groups per row for all heads)."""
-    heads = heads_of_lane_group(num_heads, dim)
-    return gpu.num_sms * tuning_for(gpu).edge_warps * WARP_SIZE // (heads * lanes_of_head(dim)), -(-num_heads // heads)
+    heads = heads_of_lane_group(num_heads, dim, dtype)
+    lanes = heads * lanes_of_head(dim, dtype)
+    return gpu.num_sms * tuning_for(gpu).edge_warps * WARP_SIZE // lanes, -(-num_heads // heads)
 
 
 @lru_cache  # a model repeats the same arguments at every call
 def edge_instance(
     dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int, score: str | None = None
 ) -> KernelInstance:
-    """The instance of cuda/fused3s_edges.cu for heads of an even `dim`; `terms`: bits of enum EdgeTerm."""
-    arguments = dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim), terms
+    """The instance of cuda/fused3s_edges.cu for heads of `edge_columns`; `terms`: bits of enum EdgeTerm."""
+    arguments = dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim, dtype), terms
     return KernelInstance("fused3s_edges.cu", "fused3s_edges", arguments, score=score)
 
 
@@ -75,7 +120,8 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
 
     Args:
         data: A, on the tensors' GPU.
-        call: query, key and value of fp16, bf16 or float32, any row and head strides, d even; edge data in CSR order.
+        call: query, key and value of fp16, bf16 or float32, any row and head strides; edge data in CSR order.
+            `takes_columns` holds.
 
     Returns:
         [num_rows, H, d] contiguous, of `call.out_dtype`.
@@ -85,19 +131,23 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
     score, terms = None if edges is None else edges.score, terms_of(edges)
     instance = edge_instance(query.dtype, out_dtype, dim, num_heads, terms, score)
     itemsize, unit = query.itemsize, product_unit(query.dtype, terms)
-    query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=load_bytes(dim, itemsize))
+    check_out_dtype(out_dtype, query.dtype)
+    refuse_gradients("fused3s", query, key, value)
+    query, key, value = [lane_rows(num_heads, tensor) for tensor in (query, key, value)]
     output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
     kernel = get_kernel(instance, query.device.index)
-    num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim))
+    num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim, query.dtype))
     num_items, num_parts = data.row_items.shape[0], data.row_parts.shape[0]
     partial = arrived = feature_sums = None
     if num_parts:
         partial = query.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
         arrived = semaphores(num_parts * num_groups, query.device)
     of_edges = edge_tensors(edges)
-    if edges is not None:
+    if edges is not None and takes_pairs(num_heads, dim, query.dtype, terms):
+        of_edges["feature_weights"] = pack_features(PACK_PAIR_FEATURES, edges, num_heads, PAIR_WORDS, PAIR_WORDS)
+    elif edges is not None:
         if edges.key_weight is not None:  # u = W^T q
             of_edges["projected"] = project_query(query, edges.key_weight.contiguous())
         if edges.value_weight is not None:

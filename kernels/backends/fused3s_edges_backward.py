@@ -10,11 +10,11 @@ from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 from .base import Call, Gradients, Memory
-from .cuda import aligned_rows, load_bytes, stride_scalars
+from .cuda import stride_scalars
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients, wanted_of
 from .fused3s_data import Fused3SData
-from .fused3s_edges import TERM_DEFAULTS, WARPS, edge_tensors, heads_of_lane_group, term_scalars
+from .fused3s_edges import TERM_DEFAULTS, WARPS, edge_tensors, heads_of_lane_group, lane_rows, term_scalars
 from .score_values import Members, gradient_members, new_value_gradients, summed_gradients, terms_of
 
 SOURCE = "fused3s_edges_backward.cu"
@@ -27,9 +27,9 @@ TYPE_CHUNK = 1 << 22  # elements of [edges, H, d] per chunk in `_type_gradient`
 def edge_backward_instances(
     dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int, score: str | None = None
 ) -> tuple[KernelInstance, KernelInstance]:
-    """Instances of the pass over rows and of the pass over columns for heads of an even `dim`; `terms`: bits of enum
+    """Instances of the pass over rows and of the pass over columns for heads of `edge_columns`; `terms`: bits of enum
     EdgeTerm."""
-    heads = heads_of_lane_group(num_heads, dim)
+    heads = heads_of_lane_group(num_heads, dim, dtype)
     return (
         KernelInstance(SOURCE, "gradients_over_rows", (dtype, out_dtype, dim, heads, terms), score=score),
         KernelInstance(SOURCE, "gradients_over_columns", (dtype, dim, heads, terms), score=score),
@@ -61,7 +61,8 @@ def launch_edge_backward(
 
     Args:
         data: A with the arrays of both edge-by-edge passes, on the tensors' GPU.
-        call: query, key and value of fp16, bf16 or float32, any row and head strides, d even; edge data in CSR order.
+        call: query, key and value of fp16, bf16 or float32, any row and head strides; edge data in CSR order.
+            `takes_columns` holds.
         output: [num_rows, H, d] of the forward pass, of query's type or float32.
         grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
         wanted: fields of `Gradients` to compute. `type_weight` uses plain torch and is not optimised.
@@ -74,10 +75,11 @@ def launch_edge_backward(
     over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, *shape, terms_of(edges), score)
     if grad_output.dtype is not query.dtype:
         grad_output = grad_output.to(query.dtype)
-    row_bytes = load_bytes(dim, query.itemsize)
-    query, grad_output, key, value = [aligned_rows(tensor, row_bytes) for tensor in (query, grad_output, key, value)]
+    query, grad_output, key, value = [lane_rows(num_heads, each) for each in (query, grad_output, key, value)]
     of_edges = None if edges is None else _EdgeTensors(data, query, grad_output, edges, wanted)
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
+    if into is not None and any(lane_rows(num_heads, each) is not each for each in into):
+        into = None
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     if into and edges is not None and edges.key_weight is not None:
         (grad_query,) = new_gradients(query)  # add_features needs contiguous rows
@@ -204,7 +206,7 @@ def _launch(instance: KernelInstance, tensors: dict[str, torch.Tensor | None], s
         return
     _, num_heads, dim = own.shape
     kernel = get_kernel(instance, own.device.index)
-    num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim))
+    num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim, own.dtype))
     partial = arrived = None
     if num_parts:
         partial = own.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)

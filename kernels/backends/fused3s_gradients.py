@@ -11,7 +11,7 @@ from .base import Call, Gradients, InputSpec, Memory
 from .cuda import product_type
 from .fused3s_backward import compile_backward, launch_backward
 from .fused3s_data import Fused3SData
-from .fused3s_edges import padded_call
+from .fused3s_edges import edge_columns, padded_call, takes_columns
 from .fused3s_edges_backward import compile_edge_backward, launch_edge_backward
 from .score_values import backward_fits_tiles, require_edge_arrays
 
@@ -21,11 +21,12 @@ def compile_gradients(data: Fused3SData, device: torch.device, inputs: InputSpec
     dim = inputs.head_dim
     if inputs.dtype is None or dim is None:
         return
-    dtype, even = product_type(inputs.dtype), dim + (-dim % 8 if dim % 2 else 0)
+    dtype, heads = product_type(inputs.dtype), inputs.num_heads
     if data.column_work_items is None:
-        compile_edge_backward(dtype, inputs.out_dtype or inputs.dtype, even, inputs.num_heads, device)
+        columns = edge_columns(heads, dim, dtype)
+        compile_edge_backward(dtype, inputs.out_dtype or inputs.dtype, columns, heads, device)
     else:
-        compile_backward(data, dtype, even, device)
+        compile_backward(data, dtype, dim + (-dim % 8 if dim % 2 else 0), device)
 
 
 def launch_gradients(
@@ -39,11 +40,11 @@ def launch_gradients(
 ) -> Gradients:
     """Queue the backward pass on torch's current stream; arguments as in `Backend.attend_backward`."""
     dim = call.query.shape[2]
-    if dim % 2:  # as in the forward pass
+    by_tile = data.column_work_items is not None and backward_fits_tiles(call.edges, call.query.dtype)
+    if dim % 2 and (by_tile or not takes_columns(call)):  # as in the forward pass
         output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
         found = launch_gradients(data, padded_call(call), output, grad_output, wanted, grad_lse=grad_lse)
         return _without_padding(found, dim)
-    by_tile = data.column_work_items is not None and backward_fits_tiles(call.edges, call.query.dtype)
     if not by_tile:
         require_edge_arrays(data.column_items)
     launch = launch_backward if by_tile else launch_edge_backward

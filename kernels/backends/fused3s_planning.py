@@ -25,6 +25,7 @@ from ..runtime.semaphores import is_capturing
 from ..tensor_record import map_tensors
 from ..tuning import tuning_for
 from .base import InputSpec
+from .cuda import product_type
 from .fused3s_backward import pass_schedules
 from .fused3s_data import Fused3SData
 from .fused3s_edges import part_edges_for_heads
@@ -110,7 +111,8 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
         schedules += pass_schedules(device, heads, dim, inputs.dtype)
     part_edges = 0
     if by_edge or backward_by_edge or inputs.edge_data:
-        part_edges = part_edges_for_heads(size.num_edges, device, heads, dim or COMMON_DIM)
+        dtype = product_type(inputs.dtype or torch.float16)
+        part_edges = part_edges_for_heads(size.num_edges, device, heads, dim or COMMON_DIM, dtype)
     shape = max(1, size.num_rows), max(1, size.num_cols)
     return PlanForm(shape, size.num_edges, inputs.backward, schedules, part_edges, inputs.edge_data)
 

@@ -93,9 +93,15 @@ struct Params {
 
 enum class Pass { kRows, kColumns };
 
+// Two edges a round where lanes have more than 12 dimensions: both gathered rows of four would leave 8 warps on an SM.
+template <Element kIn, int kDim, int kHeads, bool kMayPack>
+using GradientLanes =
+    LaneGroup<kIn, kDim, kHeads, kMayPack, LaneGroup<kIn, kDim, kHeads, kMayPack>::kLaneDims <= 12 ? 4 : 2>;
+
 template <Element kIn, int kDim, int kHeads, int kTerms, Pass kPass>
-struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
-  using Base = LaneGroup<kIn, kDim, kHeads>;
+struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))> {
+  using Base = GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))>;
+  static constexpr int kLaneDims = Base::kLaneDims;
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
   using Term = ScoreTerm<kIn, kTerms>;
@@ -121,24 +127,28 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
                                    (kPass == Pass::kColumns ? kIsWide<kIn> || Base::kOwn == 1
                                                             : kIsWide<kIn> && kOtherTerms && Base::kOwn > 1);
   static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
-  static constexpr int kMinBlocks = kIsLargest ? 2 : kIsLarge ? 3 : kIsSmall ? 5 : 4;
+  static constexpr bool kIsCrowded = kLaneDims > 8 && (kPass == Pass::kColumns || kOtherTerms);
+  static constexpr int kMinBlocks = kIsLargest || (kIsCrowded && kTerms & kAdditive)                    ? 2
+                                    : kIsLarge || kIsCrowded                                            ? 3
+                                    : kIsSmall                                                          ? 5
+                                                                                                        : 4;
 
   // Loads the lane's dimensions of O.
   template <Element kOut>
   __device__ static __forceinline__ void load_output(float (&x)[kLaneDims], const void* output, i64 head_start,
-                                                     int lane_of_head, bool exists) {
+                                                     int first_dim, bool exists) {
     if constexpr (kOut == Element::kFloat && kIn != kOut) {
 #pragma unroll
       for (int i = 0; i < kLaneDims; i += 2) {
-        const int d = kLaneDims * lane_of_head + i;
-        const float* const address = static_cast<const float*>(output) + head_start + d;
-        const float2 pair =
-            exists && d < kDim ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
-        x[i] = pair.x, x[i + 1] = pair.y;
+        const float* const address = static_cast<const float*>(output) + head_start + first_dim + i;
+        const bool is_first_own = exists && Base::is_own(first_dim, i);
+        const bool is_second_own = exists && Base::is_own(first_dim, i + 1);
+        const float2 pair = is_first_own || is_second_own ? __ldg(reinterpret_cast<const float2*>(address)) : float2{};
+        x[i] = is_first_own ? pair.x : 0.0f, x[i + 1] = is_second_own ? pair.y : 0.0f;
       }
     } else {
-      const void* const address = element_address<kOut>(output, head_start + Base::first_dim(lane_of_head));
-      Base::unpack(x, Base::load(address, lane_of_head, exists));
+      const void* const address = element_address<kOut>(output, head_start + first_dim);
+      Base::unpack(x, Base::load(address, first_dim, exists), first_dim);
     }
   }
 
@@ -151,9 +161,9 @@ struct BackwardGroup : LaneGroup<kIn, kDim, kHeads> {
   }
 
   // x *= the weight of the edge's type, at `address`.
-  __device__ static __forceinline__ void weigh(float (&x)[kLaneDims], const void* address, int lane_of_head) {
+  __device__ static __forceinline__ void weigh(float (&x)[kLaneDims], const void* address, int first_dim) {
     float weight[kLaneDims];
-    Base::unpack(weight, Base::load(address, lane_of_head, true));
+    Base::unpack(weight, Base::load(address, first_dim, true), first_dim);
 #pragma unroll
     for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
   }
@@ -196,10 +206,11 @@ template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms, Pass kPas
 __device__ __forceinline__ void edge_gradients(const Params& p) {
   using Group = BackwardGroup<kIn, kDim, kHeads, kTerms, kPass>;
   constexpr bool kOverRows = kPass == Pass::kRows;
-  constexpr int kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
-  constexpr int kHeadLanes = Group::kHeadLanes, kBatch = kUnroll / kOwn;
+  constexpr int kLaneDims = Group::kLaneDims, kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
+  constexpr int kUnroll = Group::kUnroll, kHeadLanes = Group::kHeadLanes, kBatch = kUnroll / kOwn;
   const LaneItem<Group> item(p.items, p.num_items);
-  const int lane = item.lane, lane_of_head = item.lane_of_head, head = item.head, row = item.row, count = item.count;
+  const int lane = item.lane, lane_of_head = item.lane_of_head, first_dim = item.first_dim;
+  const int head = item.head, row = item.row, count = item.count;
   const int* indices = opaque_pointer(p.indices + item.first_edge);  // of this round
   const int* const edges = p.edges + item.first_edge;
   const int rounds = most_of_warp<Group::kLanes>(count);
@@ -216,7 +227,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   const int loaded_head = min(head, p.num_heads - 1);  // idle lanes load the last head, and store nothing
   const i64 row_head = static_cast<i64>(row) * p.num_heads + loaded_head;
   const auto rows_of = [&](const void* tensor, i64 head_stride, int row_bytes) {
-    return Group::rows_of(tensor, head_stride, row_bytes, loaded_head, lane_of_head);
+    return Group::rows_of(tensor, head_stride, row_bytes, loaded_head, first_dim);
   };
   const LaneRows gathered_first = rows_of(p.gathered_first, p.gathered_first_head_stride, p.gathered_first_row_bytes);
   const LaneRows gathered_second =
@@ -225,16 +236,16 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   {
     const LaneRows first = rows_of(p.own_first, p.own_first_head_stride, p.own_first_row_bytes);
     const LaneRows second = rows_of(p.own_second, p.own_second_head_stride, p.own_second_row_bytes);
-    Group::unpack(own_first, Group::load(first.row(row), lane_of_head, count > 0));
-    Group::unpack(own_second, Group::load(second.row(row), lane_of_head, count > 0));
+    Group::unpack(own_first, Group::load(first.row(row), first_dim, count > 0), first_dim);
+    Group::unpack(own_second, Group::load(second.row(row), first_dim, count > 0), first_dim);
   }
   constexpr bool kScalesScores = kIsWide<kIn> || kTerms & kAdditive;  // else the own rows
   const float product_scale = p.scale * kProductUnit<kIn, kTerms>;
   const float own_scale = kScalesScores ? 1.0f : product_scale, score_scale = kScalesScores ? product_scale : 1.0f;
   float additive[kLaneDims] = {};
   if constexpr (kTerms & kAdditive) {
-    const i64 start = static_cast<i64>(loaded_head) * kDim + Group::first_dim(lane_of_head);
-    Group::unpack(additive, Group::load(element_address<kIn>(p.additive_weight, start), lane_of_head, true));
+    const i64 start = static_cast<i64>(loaded_head) * kDim + first_dim;
+    Group::unpack(additive, Group::load(element_address<kIn>(p.additive_weight, start), first_dim, true), first_dim);
   }
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) own_first[d] *= own_scale;
@@ -242,7 +253,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   float row_lse = 0.0f, row_delta = 0.0f;  // lse times kScoreUnit
   if constexpr (kOverRows) {
     float output[kLaneDims];
-    Group::template load_output<kOut>(output, p.output, row_head * kDim, lane_of_head, count > 0);
+    Group::template load_output<kOut>(output, p.output, row_head * kDim, first_dim, count > 0);
     row_delta = dot(own_second, output);
 #pragma unroll
     for (int distance = 1; distance < kHeadLanes; distance *= 2) {
@@ -275,7 +286,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   const char* const row_state = opaque_pointer(reinterpret_cast<const char*>(p.row_state + loaded_head));
   const int state_bytes = p.num_heads * static_cast<int>(sizeof(float2));
   const void* const type_weight =
-      element_address<kIn>(p.type_weight, loaded_head * kDim + Group::first_dim(lane_of_head));
+      element_address<kIn>(p.type_weight, loaded_head * kDim + first_dim);
   const i64 type_stride = static_cast<i64>(p.num_heads) * kDim;
   LaneSums<Group::kSums> lane_sums;
   float (&sums)[Group::kSums] = lane_sums.value;
@@ -290,9 +301,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       gathered[i] = next_index[i];
       edge[i] = kOverRows ? static_cast<i64>(item.first_edge) + first + i : next_edge[i];
       if constexpr (Group::kUsesScore) {
-        first_words[i] = Group::load(gathered_first.row(gathered[i]), lane_of_head, exists);  // [2]
+        first_words[i] = Group::load(gathered_first.row(gathered[i]), first_dim, exists);  // [2]
       }
-      second_words[i] = Group::load(gathered_second.row(gathered[i]), lane_of_head, exists);
+      second_words[i] = Group::load(gathered_second.row(gathered[i]), first_dim, exists);
       if constexpr (Group::kHasFeatures) {
         const i64 start = edge[i] * kFeatures + first_feature;
         Group::load_features(features[i], element_address<kIn>(p.features, start), exists && has_features);
@@ -329,9 +340,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         const int i = j * kBatch + b;
         product[b] = 0.0f;
         if constexpr (Group::kUsesScore) {
-          Group::unpack(x[b], first_words[i]);
+          Group::unpack(x[b], first_words[i], first_dim);
           if constexpr (kTerms & kTypes) {
-            Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), lane_of_head);
+            Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), first_dim);
           }
           if constexpr (kTerms & kAdditive) {
             product[b] = additive_product(additive, own_first, x[b], p.additive_slope);
@@ -339,7 +350,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
             product[b] = dot(own_first, x[b]);
           }
         }
-        Group::unpack(y[b], second_words[i]);
+        Group::unpack(y[b], second_words[i], first_dim);
         grad_product[b] = dot(own_second, y[b]);
         if constexpr (Group::kHasFeatures) {
           const bool loads = first + i < count && has_features;
@@ -429,11 +440,11 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 #pragma unroll
   for (int d = 0; d < kLaneDims; ++d) gradient[d] = p.scale * sums[d];
   const i64 gradient_start = (static_cast<i64>(row) * p.gradient_heads + loaded_head) * kDim;
-  Group::template store<kIn>(p.first_gradient, gradient_start, lane_of_head, writes, gradient);
+  Group::template store<kIn>(p.first_gradient, gradient_start, first_dim, writes, gradient);
   if constexpr (!kOverRows) {
 #pragma unroll
     for (int d = 0; d < kLaneDims; ++d) gradient[d] = sums[Group::kSecond + d];
-    Group::template store<kIn>(p.second_gradient, gradient_start, lane_of_head, writes, gradient);
+    Group::template store<kIn>(p.second_gradient, gradient_start, first_dim, writes, gradient);
     if (writes && lane_of_head == 0) {
       Group::template store_sums<0, Group::Term::kColumnSums>(p.column_value_gradients, row_head, sums);
     }
@@ -448,7 +459,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 #pragma unroll
       for (int d = 0; d < kLaneDims; ++d) gradient[d] = p.scale * sums[Group::kAdditiveSums + d];
       const bool is_wanted = writes && p.additive_gradients;
-      Group::template store<Element::kFloat>(p.additive_gradients, row_head * kDim, lane_of_head, is_wanted, gradient);
+      Group::template store<Element::kFloat>(p.additive_gradients, row_head * kDim, first_dim, is_wanted, gradient);
     }
     if constexpr (Group::kHasFeatures) {
       const i64 start = (projected_head + row) * kFeatures + first_feature;
@@ -504,7 +515,7 @@ struct FeatureParams {
 // da. Each quad of lanes processes an item, each lane four features.
 template <Element kIn>
 __global__ void __launch_bounds__(kWarps* kWarpSize) gradients_of_features(const __grid_constant__ FeatureParams p) {
-  constexpr int kLaneFeatures = 4, kQuadLanes = kFeatures / kLaneFeatures;
+  constexpr int kUnroll = 4, kLaneFeatures = 4, kQuadLanes = kFeatures / kLaneFeatures;
   const int thread = blockIdx.x * kWarps * kWarpSize + threadIdx.x;
   const int first_feature = thread % kQuadLanes * kLaneFeatures;
   int4 item = make_int4(-1, 0, 0, -1);

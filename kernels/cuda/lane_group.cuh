@@ -5,6 +5,14 @@
 //                             head                0     0     1     1     2     2     3     3
 //                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
 //
+// Packed: 16-bit heads of up to 14 dimensions that 16-byte loads would not fill have one lane each, unless features
+// take the registers. Heads lie side by side, so a head may start inside of an aligned block of kLoad_bytes: its lane
+// loads all blocks that it touches, zeroes the dimensions of its neighbours, and stores the blocks that end in it.
+//
+//   kDim = 13, kHeads = 4     lane = head         0     1      2      3
+//                             elements of a row   0-15  12-27  24-39  36-51
+//                             of the head         0-12  13-25  26-38  39-51
+//
 // A lane group processes one item: a row, or a part of a long row. A round is kUnroll edges of each lane group of a
 // warp; the group with the most edges sets the number of rounds. Each part of a row writes a partial to global memory;
 // the last group to arrive combines them in order, so that the bits are the same on every run.
@@ -17,8 +25,6 @@
 #include "ptx/opaque_pointer.cuh"
 
 constexpr int kWarps = 4;
-constexpr int kUnroll = 4;
-constexpr int kLaneDims = 8;   // dimensions of a lane
 constexpr int kFeatures = 16;  // of an edge, zero past the last
 
 struct __align__(16) Item {
@@ -29,6 +35,8 @@ struct __align__(16) Item {
 };
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
+// The largest power of two that divides x, at most `most`.
+__device__ constexpr int power_of_two_in(int x, int most) { return (x & -x) < most ? x & -x : most; }
 
 // Rows of a tensor, from the first dimension of a lane on. The pointer is opaque, so that the address of a row costs
 // one instruction: else the compiler adds head and lane to each row again.
@@ -41,18 +49,28 @@ struct LaneRows {
   __device__ __forceinline__ const void* row(int row) const { return first + mul_wide_s32(row, row_bytes); }
 };
 
-template <Element kIn, int kDim, int kHeads>
+template <Element kIn, int kDim, int kHeads, bool kMayPack, int kRoundEdges = 4>
 struct LaneGroup {
-  static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
+  static constexpr int kUnroll = kRoundEdges;
   static constexpr int kGroupHeads = kHeads;
-  static constexpr int kHeadLanes = next_power_of_two(divide_up(kDim, kLaneDims));
+  static constexpr int kBytes = kElement_bytes<kIn>;
+  static constexpr bool kIsPacked = kMayPack && !kIsWide<kIn> && kDim < 15 && (kDim % 2 || (kDim > 8 && kDim % 8));
+  static_assert(kDim <= 256 && (kIsPacked ? kDim > 1 && kHeads * kDim % 2 == 0 : kDim % 2 == 0),
+                "pairs of elements; other head dimensions are padded by the caller");
+  // Of a lane. In a packed group up to kMostBefore elements of the first block belong to the head before.
+  static constexpr int kLoad_bytes = kIsPacked ? kBytes * power_of_two_in(kHeads * kDim, 4)
+                                               : power_of_two_in(kDim * kBytes, 16);
+  static constexpr int kLoadDims = kLoad_bytes / kBytes;
+  static constexpr int kMostBefore = kIsPacked ? kLoadDims - power_of_two_in(kDim, kLoadDims) : 0;
+  static constexpr int kLaneDims = kIsPacked ? divide_up(kMostBefore + kDim, kLoadDims) * kLoadDims : 8;
+  static constexpr int kLoads = kLaneDims / kLoadDims;
+  static constexpr int kHeadLanes = kIsPacked ? 1 : next_power_of_two(divide_up(kDim, kLaneDims));
   static constexpr int kLanes = kHeads * kHeadLanes;
   static constexpr int kGroups = kWarpSize / kLanes;  // of a warp
   static_assert(kWarpSize % kLanes == 0, "lane groups of a warp");
-  static constexpr int kBytes = kElement_bytes<kIn>;
-  static constexpr int kLoad_bytes = kDim * kBytes % 16 == 0 ? 16 : kDim * kBytes % 8 == 0 ? 8 : 4;
-  static constexpr int kLoadDims = kLoad_bytes / kBytes;
-  static constexpr int kLoads = kLaneDims / kLoadDims;  // of a lane's dimensions
+  __device__ static __forceinline__ int group(int lane) { return lane / kLanes; }
+  __device__ static __forceinline__ int in_group(int lane) { return lane % kLanes; }
+  __device__ static __forceinline__ int first_lane(int group) { return group * kLanes; }
   // Strides in dimensions: between lanes, and between the loads of a lane.
   static constexpr int kLaneStep = kIsWide<kIn> ? kLoadDims : kLaneDims;
   static constexpr int kLoadStep = kIsWide<kIn> ? kHeadLanes * kLoadDims : kLoadDims;
@@ -105,34 +123,50 @@ struct LaneGroup {
     return kOwn == 1 ? __shfl_sync(kFullWarp, x, lane / 4 * 4 + lane_of_edge(i)) : x;
   }
 
-  // Rows of a tensor [..][H][kDim] with any head and row stride, from the first dimension of a lane on.
-  __device__ static __forceinline__ LaneRows rows_of(const void* tensor, i64 head_stride, int row_bytes, int head,
-                                                     int lane_of_head) {
-    return LaneRows(element_address<kIn>(tensor, head * head_stride + first_dim(lane_of_head)), row_bytes);
-  }
-
-  // A lane's dimensions in memory: x[kLoadDims * load + j] is dimension first_dim(lane_of_head) + kLoadStep * load + j.
+  // A lane's dimensions in memory: x[kLoadDims * load + j] is dimension first_dim + kLoadStep * load + j of its head.
+  // In a packed group first_dim is -kMostBefore to 0: the dimensions before 0 and from kDim on are of other heads.
   struct Words {
     u32 word[kLaneDims * kBytes / 4];
   };
-  __device__ static constexpr int first_dim(int lane_of_head) { return kLaneStep * lane_of_head; }
-  // Whether a load lies in the head; a compile-time true if it does for all lanes.
-  __device__ static __forceinline__ bool is_inside(int lane_of_head, int load) {
-    return kLaneStep * (kHeadLanes - 1) + kLoadStep * load < kDim || kLaneStep * lane_of_head + kLoadStep * load < kDim;
+  __device__ static __forceinline__ int first_dim(int lane_of_group) {
+    if constexpr (kIsPacked) return -(lane_of_group * kDim % kLoadDims);
+    return lane_of_group % kHeadLanes * kLaneStep;
+  }
+  // Whether a load has dimensions of the head, and whether x[i] (of 16 bits) is one; a compile-time true if so for all
+  // lanes.
+  __device__ static __forceinline__ bool is_inside(int first_dim, int load) {
+    return kLaneStep * (kHeadLanes - 1) + kLoadStep * load < kDim || first_dim + kLoadStep * load < kDim;
+  }
+  __device__ static __forceinline__ bool is_own(int first_dim, int i) {
+    return (i >= kMostBefore && kLaneStep * (kHeadLanes - 1) + i < kDim) ||
+           static_cast<u32>(first_dim + i) < static_cast<u32>(kDim);
+  }
+
+  // Rows of a tensor [..][H][kDim] with any head and row stride, from the first dimension of a lane on.
+  __device__ static __forceinline__ LaneRows rows_of(const void* tensor, i64 head_stride, int row_bytes, int head,
+                                                     int first_dim) {
+    return LaneRows(element_address<kIn>(tensor, head * head_stride + first_dim), row_bytes);
   }
 
   // Loads the dimensions of a lane from the address of its first one; 0 past kDim; all 0 unless `exists`.
-  __device__ static __forceinline__ Words load(const void* address, int lane_of_head, bool exists) {
+  __device__ static __forceinline__ Words load(const void* address, int first_dim, bool exists) {
     Words x;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const char* const source = static_cast<const char*>(address) + kLoadStep * kBytes * i;
-      load_words<kLoad_bytes>(x.word + kLoad_bytes / 4 * i, source, exists && is_inside(lane_of_head, i));
+      load_words<kLoad_bytes>(x.word + kLoad_bytes / 4 * i, source, exists && is_inside(first_dim, i));
     }
     return x;
   }
 
-  __device__ static __forceinline__ void unpack(float (&x)[kLaneDims], const Words& words) {
+  // 0 for the dimensions of other heads in a packed group, whatever they are: 0 * NaN is NaN.
+  __device__ static __forceinline__ void unpack(float (&x)[kLaneDims], Words words, int first_dim) {
+    if constexpr (kIsPacked) {
+#pragma unroll
+      for (int i = 0; i < kLaneDims; i += 2) {
+        words.word[i / 2] &= (is_own(first_dim, i) ? 0xffffu : 0) | (is_own(first_dim, i + 1) ? 0xffff0000u : 0);
+      }
+    }
     unpack_words<kIn>(x, words.word);
   }
 
@@ -159,17 +193,25 @@ struct LaneGroup {
     store_elements<kIn>(target, products);
   }
 
-  // Stores the lane's dimensions to a row of contiguous heads, if `exists`.
+  // Stores the lane's dimensions to a row of contiguous heads, if `exists`. All lanes of a warp call it.
   template <Element kOut>
-  __device__ static __forceinline__ void store(void* output, i64 head_start, int lane_of_head, bool exists,
+  __device__ static __forceinline__ void store(void* output, i64 head_start, int first_dim, bool exists,
                                                const float (&x)[kLaneDims]) {
+    float whole[kLaneDims];  // with the dimensions of the next head, whose lane does not store its first block
+#pragma unroll
+    for (int i = 0; i < kLaneDims; ++i) {
+      whole[i] = x[i];
+      if (i < kDim || !kMostBefore) continue;
+      const float next = __shfl_sync(kFullWarp, x[i % kLoadDims], threadIdx.x + 1);
+      if (!is_own(first_dim, i)) whole[i] = next;
+    }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (!exists || !is_inside(lane_of_head, i)) continue;
+      if (!exists || !is_inside(first_dim, i) || (kMostBefore && i == 0 && first_dim < 0)) continue;
       float values[kLoadDims];
 #pragma unroll
-      for (int j = 0; j < kLoadDims; ++j) values[j] = x[kLoadDims * i + j];
-      const i64 start = head_start + first_dim(lane_of_head) + kLoadStep * i;
+      for (int j = 0; j < kLoadDims; ++j) values[j] = whole[kLoadDims * i + j];
+      const i64 start = head_start + first_dim + kLoadStep * i;
       store_elements<kOut>(static_cast<char*>(output) + start * kElement_bytes<kOut>, values);
     }
   }
@@ -180,6 +222,8 @@ template <typename Group>
 struct LaneItem {
   const int lane;                         // of the warp
   const int lane_of_group, lane_of_head;  // number in the group, and in the head
+  const int first_lane;                   // of the group
+  const int first_dim;                    // LaneGroup::first_dim
   const int head;                         // of the tensors; the last group may have heads past the last one
   int row;                                // -1: no item
   int first_edge, count;
@@ -187,10 +231,12 @@ struct LaneItem {
 
   __device__ __forceinline__ LaneItem(const Item* items, int num_items)
       : lane(threadIdx.x % kWarpSize),
-        lane_of_group(lane % Group::kLanes),
+        lane_of_group(Group::in_group(lane)),
         lane_of_head(lane % Group::kHeadLanes),
+        first_lane(Group::first_lane(Group::group(lane))),
+        first_dim(Group::first_dim(lane_of_group)),
         head(blockIdx.y * Group::kGroupHeads + lane_of_group / Group::kHeadLanes) {
-    const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + lane / Group::kLanes;
+    const int index = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * Group::kGroups + Group::group(lane);
     int4 item = make_int4(-1, 0, 0, -1);
     if (index < num_items) item = __ldg(reinterpret_cast<const int4*>(items) + index);
     row = item.x, first_edge = item.y, count = item.z, part = item.w;
@@ -202,13 +248,14 @@ struct LaneItem {
 //   item_part    -1: a whole row
 //   parts        first part of the row, and number of parts
 //   semaphores   [num_parts][num_groups]  0 before and after; the semaphore of a row's first part counts its parts
-__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int lane, int lane_of_group) {
+__device__ __forceinline__ bool is_last_part(int* semaphores, int item_part, int2 parts, int first_lane,
+                                             bool is_first) {
   __syncwarp();  // orders the other lanes' writes before the release
   int before = 0;
-  if (item_part >= 0 && lane_of_group == 0) {
+  if (item_part >= 0 && is_first) {
     before = atom_inc_acq_rel_gpu(semaphores + static_cast<i64>(parts.x) * gridDim.y + blockIdx.y, parts.y - 1);
   }
-  before = __shfl_sync(kFullWarp, before, lane - lane_of_group);
+  before = __shfl_sync(kFullWarp, before, first_lane);
   __syncwarp();  // a shuffle orders no memory: orders the reads after the acquire
   return item_part >= 0 && before == parts.y - 1;
 }
@@ -239,7 +286,8 @@ __device__ __forceinline__ bool combine_parts(Sums& sums, const LaneItem<Group>&
 #pragma unroll
     for (int i = 0; i < kFloats; i += 4) target[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
   }
-  const bool is_last = is_last_part(semaphores, item.part, row_parts, item.lane, item.lane_of_group);
+  const bool is_last =
+      is_last_part(semaphores, item.part, row_parts, item.first_lane, item.lane_of_group == 0);
   if (is_last) {
     sums = {};
     for (int part = 0; part < row_parts.y; ++part) {
@@ -277,11 +325,11 @@ __device__ __forceinline__ void add_weighted(float (&total)[kTotal], float weigh
   for (int i = 0; i < kCount; ++i) total[kFirst + i] = fmaf(weight, x[i], total[kFirst + i]);
 }
 
-// Largest number of edges of an item of the warp.
-template <int kLanes>
+// Largest number of edges of an item of the warp, from one lane in each `kStep`.
+template <int kStep>
 __device__ __forceinline__ int most_of_warp(int count) {
 #pragma unroll
-  for (int distance = kLanes; distance < kWarpSize; distance *= 2) {
+  for (int distance = kStep; distance < kWarpSize; distance *= 2) {
     count = max(count, __shfl_xor_sync(kFullWarp, count, distance));
   }
   return count;

@@ -22,13 +22,13 @@
 #include "fused3s_params.cuh"
 #include "gather.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/cvt.cuh"
 #include "ptx/ld_shared.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/opaque.cuh"
 #include "score_terms.cuh"
 #include "split_kv.cuh"
+#include "two_terms.cuh"
 #include "warp.cuh"
 
 template <int kTerms>
@@ -73,30 +73,6 @@ struct __align__(16) TileFeaturesMemory {
   float projected_inverse;  // factor of TileFeatures::projected, fp16
   __align__(16) unsigned char scratch[kScratchInKey ? kChunk_bytes : sizeof(TileScratch)];
 };
-
-// Splits two floats into sums of two 16-bit terms.
-template <Element kIn>
-__device__ __forceinline__ void split_x2(float x, float y, u32& high, u32& low) {
-  high = cvt_rn_x2<kIn>(x, y);
-  const float2 rounded = cvt_f32_x2<kIn>(high);
-  low = cvt_rn_x2<kIn>(x - rounded.x, y - rounded.y);
-}
-
-// C fragments of two n-tiles, times the factor of each half, as A fragments: high and low terms.
-template <Element kIn>
-__device__ __forceinline__ void split_fragment(u32 (&parts)[2][4], const float (&c)[2][4], float top, float bottom) {
-#pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-    split_x2<kIn>(c[tile][0] * top, c[tile][1] * top, parts[0][2 * tile], parts[1][2 * tile]);
-    split_x2<kIn>(c[tile][2] * bottom, c[tile][3] * bottom, parts[0][2 * tile + 1], parts[1][2 * tile + 1]);
-  }
-}
-
-template <Element kIn>
-__device__ __forceinline__ void mma_both_parts(float (&c)[4], const u32 (&parts)[2][4], u32 b0, u32 b1) {
-#pragma unroll
-  for (const u32(&a)[4] : parts) mma_m16n8k16<kIn>(c, a[0], a[1], a[2], a[3], b0, b1);
-}
 
 template <Element kIn, int kDim, int kTerms>
 struct TileFeatures {
@@ -237,8 +213,7 @@ struct TileFeatures {
       float most = 0.0f;
 #pragma unroll
       for (int e = 0; e < 8; ++e) most = fmaxf(most, fabsf(u[e / 4][e % 4]));
-      const int exponent = __float_as_int(warp_max(most)) >> 23;
-      const int shift = max(exponent - (127 + 14), 0);
+      const int shift = excess_bits<kIn>(warp_max(most));
       scale = __int_as_float(127 - shift << 23);
       if (lane == 0) memory.projected_inverse = __int_as_float(127 + shift << 23);  // read after a __syncwarp
     }

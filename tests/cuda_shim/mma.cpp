@@ -77,4 +77,20 @@ void load_matrices(bool is_transposed, u32* r, u32 address, Site site) {
   });
 }
 
+u32 transpose_matrix(u32 word, Site site) {
+  struct Operands {
+    u32 word, result;
+  } own{word, 0};
+  warp_collective("movmatrix.trans", 24, 0xffffffffu, own, site, [](Operands** lanes) SHIM_UNSEEN {
+    const auto element = [&](int row, int column) {
+      return lanes[4 * row + column / 2]->word >> 16 * (column % 2) & 0xffff;
+    };
+    for (int thread = 0; thread < 32; ++thread) {
+      const int row = thread / 4, column = 2 * (thread % 4);
+      lanes[thread]->result = element(column, row) | element(column + 1, row) << 16;
+    }
+  });
+  return own.result;
+}
+
 }  // namespace shim

@@ -51,4 +51,7 @@ void mma_m16n8k8_tf32(MmaOperands own, Site site);
 // ldmatrix.x4, also with .trans.
 void load_matrices(bool is_transposed, u32* r, u32 address, Site site);
 
+// movmatrix.m8n8.trans.
+u32 transpose_matrix(u32 word, Site site);
+
 }  // namespace shim

@@ -24,6 +24,13 @@ CASES = {
     "multiplier": (5, 24, HALF, FLOAT, ("multiplier", "multiplier_per_head"), 0.2),
     "all terms": (2, 64, HALF, HALF, ("all",), 0.4),
     "types": (1, 128, BFLOAT, FLOAT, ("types",), None),
+    "packed": (4, 13, HALF, HALF, (None,), 0.3),
+    "packed, float32 output": (2, 13, HALF, FLOAT, ("bias", "types"), None),
+    "packed, 8-byte loads": (8, 10, BFLOAT, BFLOAT, (None, "multiplier_per_head"), None),
+    "packed, all terms": (4, 10, HALF, FLOAT, ("all",), 0.4),
+    "packed, whole blocks": (3, 12, BFLOAT, FLOAT, (None,), None),
+    "packed, heads of three": (8, 3, HALF, HALF, (None, "types"), None),
+    "packed, heads of seven": (4, 7, BFLOAT, FLOAT, (None,), 0.5),
     "clamp": (1, 256, HALF, HALF, ("bias_minus_infinity_clamped",), 0.5),
 }
 FLOAT_SHAPES = [(1, 2), (16, 4), (3, 6), (8, 10), (5, 12), (8, 16), (2, 30), (3, 36), (2, 66), (1, 130), (1, 256)]

@@ -27,10 +27,18 @@ def graph_with_a_hub() -> CSRPattern:
     return CSRPattern(indptr, mask.nonzero()[:, 1].int(), (NODES, NODES))
 
 
-# Heads, columns: tiles; edge by edge; odd columns, which are padded; of a plan for other heads.
+# Heads, columns: tiles; edge by edge; odd columns, padded for features and for an odd number of heads, else not; of a
+# plan for other heads.
 @pytest.mark.parametrize(
     ("heads", "dim", "planned", "with_edges"),
-    [(1, 64, 64, False), (4, 8, 8, False), (2, 13, 13, True), (4, 8, None, True)],
+    [
+        (1, 64, 64, False),
+        (4, 8, 8, False),
+        (2, 13, 13, True),
+        (3, 13, 13, False),
+        (4, 13, 13, False),
+        (4, 8, None, True),
+    ],
 )
 def test_gradients_of_a_plan(monkeypatch, heads, dim, planned, with_edges):
     pattern, generator = graph_with_a_hub(), torch.Generator().manual_seed(1)
@@ -65,7 +73,7 @@ def test_gradients_of_a_plan(monkeypatch, heads, dim, planned, with_edges):
     assert torch.equal(found[0][3], torch.zeros(heads, dim, dtype=HALF))  # the empty row
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (4, 8)])
+@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (4, 8), (4, 13)])
 def test_the_gradient_of_a_joint_projection_is_not_copied(monkeypatch, heads, dim):
     """Bits as of three tensors, in one tensor that the kernels wrote."""
     pattern, generator = graph_with_a_hub(), torch.Generator().manual_seed(2)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda", 0)
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
-SHAPES = [(1, 128), (8, 16), (8, 8), (4, 13), (16, 64), (32, 8), (1, 256), (1, 1)]
+SHAPES = [(1, 128), (8, 16), (8, 8), (4, 16), (4, 13), (8, 10), (16, 64), (32, 8), (1, 256), (1, 1)]
 REAL_GRAPHS = ["cora", "ogbg-molhiv"]
 
 every_shape = pytest.mark.parametrize(("heads", "dim"), SHAPES)

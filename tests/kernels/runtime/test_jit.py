@@ -19,7 +19,7 @@ from kernels import KernelCompileError
 from kernels.backends.feature_products import product_instance
 from kernels.backends.fused3s import choose_instance, heads_of_group
 from kernels.backends.fused3s_backward import backward_instance
-from kernels.backends.fused3s_edges import edge_instance
+from kernels.backends.fused3s_edges import edge_instance, is_packed
 from kernels.backends.fused3s_edges_backward import edge_backward_instances
 from kernels.backends.fused3s_shapes import DROPOUT, EXPRESSION, KEY_FEATURES, VALUE_FEATURES
 from kernels.backends.fused3s_shapes import TYPES as EDGE_TYPES
@@ -152,7 +152,12 @@ def test_gradients_in_float32(arch):
 
 def of_edges(most: int):
     """Registers of an instance that goes edge by edge."""
-    return lambda spec: 255 if spec.arguments[-1] & (EDGE_TYPES | FEATURES) else most
+
+    def registers(spec):
+        element, _, dim, _, terms = spec.arguments
+        return 255 if terms & (EDGE_TYPES | FEATURES) else 168 if is_packed(dim, element) else most
+
+    return registers
 
 
 @every_arch
@@ -170,6 +175,18 @@ def test_edge_by_edge(arch):
         return 512 if terms & FEATURES and dim <= 8 else 0  # 16 features a lane
 
     check(backward, arch, 255, spill_bytes=spill_bytes)
+
+
+@every_arch
+def test_packed_heads_and_pairs(arch):
+    """No spills, and as many blocks an SM as the launch bounds promise."""
+    terms = (0, EXPRESSION, EDGE_TYPES)
+    packed = in_turn(product(((10, 8), (13, 4), (13, 2), (14, 8)), terms), arch)
+    check([edge_instance(*types, *shape, term) for (shape, term), types in packed], arch, of_edges(96))
+    for i in (0, 1):
+        check([edge_backward_instances(HALF, HALF, *shape, term)[i] for (shape, term), _ in packed], arch, 255)
+    pairs = in_turn(product(((16, 8), (16, 4), (10, 8)), (FEATURES, KEY_FEATURES, LANE_TERMS[-1])), arch)
+    check([edge_instance(*types, *shape, term) for (shape, term), types in pairs], arch, 255)
 
 
 @pytest.mark.parametrize("arch", FLOAT_ARCHS)

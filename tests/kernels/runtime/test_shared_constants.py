@@ -1,8 +1,10 @@
 """What Python and the .cu files both write down, asserted by the host's C++ compiler: words of records, lanes."""
 
 import subprocess
+from itertools import product
 
 import plan_oracle
+import torch
 
 from kernels.backends import fused3s_edges
 from kernels.backends.feature_products import FEATURES
@@ -36,10 +38,13 @@ def test_records_and_lanes():
     equations = {f"offsetof(WorkItem, {name})": 4 * word for name, word in words.items()}
     equations |= {"sizeof(WorkItem)": 4 * schedule.ITEM_WORDS, "sizeof(KVTile)": 4 * schedule.TILE_WORDS}
     assert_compiles("fused3s.cu", equations | {"offsetof(KVTile, bitmap)": 4 * plan_oracle.BITMAP.start})
-    equations = {"kWarps": fused3s_edges.WARPS, "kLaneDims": fused3s_edges.LANE_DIMS, "kFeatures": FEATURES}
-    for dim in range(2, 257, 2):
-        lanes = fused3s_edges.lanes_of_head(dim)
-        equations[f"LaneGroup<Element::kHalf, {dim}, 1>::kLanes"] = lanes
+    wide_lanes = "LaneGroup<Element::kFloat, 128, 1, true>::kLaneDims"
+    equations = {"kWarps": fused3s_edges.WARPS, wide_lanes: fused3s_edges.LANE_DIMS, "kFeatures": FEATURES}
+    for dim, (element, dtype) in product(range(1, 257), (("kHalf", torch.float16), ("kFloat", torch.float32))):
+        if dim % 2 == 0 or fused3s_edges.is_packed(dim, dtype):
+            group = f"LaneGroup<Element::{element}, {dim}, {1 + dim % 2}, true>"
+            equations[f"{group}::kHeadLanes"] = fused3s_edges.lanes_of_head(dim, dtype)
+            equations[f"{group}::kIsPacked"] = int(fused3s_edges.is_packed(dim, dtype))
     assert_compiles("fused3s_edges.cu", equations | {"sizeof(Item)": 4 * 4})
 
 
