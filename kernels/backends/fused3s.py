@@ -36,6 +36,7 @@ from .score_values import (
     VALUES,
     Members,
     contiguous,
+    folds_heads,
     forward_fits_tiles,
     product_unit,
     require_edge_arrays,
@@ -58,7 +59,8 @@ class FusedArguments(NamedTuple):
         dim: dimensions of a head, an even number up to 256.
         heads: heads of a head group, which a block computes together (cuda/head_group.cuh).
         warps: warps per thread block.
-        terms: bits of enum EdgeTerm (cuda/score_terms.cuh), only with one head a group; float32: dropout alone.
+        terms: bits of enum EdgeTerm (cuda/score_terms.cuh); with several heads a group a score term alone, see
+            `folds_heads`; float32: dropout alone.
         dim_warps: warps of a team, which share the columns of a float32 head; a work item goes to a team.
     """
 
@@ -95,9 +97,10 @@ def choose_instance(
     num_heads: int = 1,
     terms: int = 0,
     score: str | None = None,
+    folds: bool = True,
 ) -> KernelInstance:
-    """The instance for `num_heads` heads."""
-    heads = 1 if terms else heads_of_group(num_heads, dim)
+    """The instance for `num_heads` heads; `folds`: whether several may form a group."""
+    heads = heads_of_group(num_heads, dim) if folds else 1
     is_shared = element.dtype == torch.float32 and heads == 1
     dim_warps = -(-SLICE * -(-dim // SLICE) // WARP_COLUMNS) if is_shared else 1
     return fused_instance(element, out_dtype, dim, items, heads, terms, dim_warps, score)
@@ -175,7 +178,9 @@ class Fused3SBackend(CudaBackend):
             return launch_edge_kernel(data, call)
         element, num_heads, items = input_element(dtype), call.query.shape[1], data.work_items.shape[1]
         score = None if call.edges is None else call.edges.score
-        instance = choose_instance(element, call.out_dtype, dim, items, num_heads, terms_of(call.edges), score)
+        instance = choose_instance(
+            *(element, call.out_dtype, dim, items, num_heads, terms_of(call.edges), score, folds_heads(call.edges))
+        )
         return launch(instance, data, call)
 
     def attend_backward(
@@ -206,7 +211,7 @@ def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges
     if data.row_items is None:
         return False
     tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
-    return takes_edges(tuning, data.size, num_heads, dim, terms) is not False
+    return takes_edges(tuning, data.size, num_heads, dim, 0 if folds_heads(edges) else terms) is not False
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:

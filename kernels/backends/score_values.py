@@ -63,6 +63,16 @@ def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
     return edges.score is None or (uses_score(edges.score) and of_edges <= MOST_TILE_VALUES)
 
 
+def folds_heads(edges: BoundEdges | None) -> bool:
+    """Whether the forward kernel over KV tiles computes several heads at a time: without edge data, or with a score
+    term alone that has at most one value, for all heads and not of an edge: more take too many registers."""
+    terms = terms_of(edges)
+    if terms & ~EXPRESSION or not terms:
+        return not terms
+    given = [each for name in VALUES if (each := getattr(edges, name)) is not None]
+    return edges.edge_values is None and (not given or [tuple(each.shape[1:]) for each in given] == [(1, 1)])
+
+
 def backward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
     """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a score term that
     has no values of edges."""

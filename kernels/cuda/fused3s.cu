@@ -5,7 +5,7 @@
 // Params.
 //
 // Grid (num_blocks, head groups), kWarps warps per block. A block computes the heads of a group one after the other
-// (head_group.cuh); with edge data (tile_terms.cuh) a group is one head. A window goes to one warp, to one block, or to
+// (head_group.cuh); with data of edges (tile_terms.cuh) a group is one head. A window goes to one warp, to one block, or to
 // several blocks (WorkItem::split):
 //   kWarp    one work item: the warp writes the output; no block barrier
 //   kBlock   a work item for each warp of a block: the block combines them and writes the output
@@ -121,6 +121,7 @@ __device__ constexpr int max_warps() {
   constexpr int kMediumWarps = 8;
 #endif
   if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
+  if (kHeads > 4 && kTerms & kExpression) return 12;
   constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kExpression) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
   return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
@@ -198,8 +199,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
                       RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>>::Type;
   using Shared = SharedMemory<kWidth, kHeads, kWarps, kBytes>;
   using BlockPartial = Partial<kDim, kHeads>;
-  using Terms = TileTerms<kIn, kTerms>;
-  static_assert(kTerms == 0 || kHeads == 1, "head groups take no edge data");
+  using Terms = TileTerms<kIn, kDim, kTerms>;
+  static_assert(kHeads == 1 || ((kTerms & ~kExpression) == 0 && Terms::Term::kEdgeValues == 0),
+                "head groups take no data of edges");
   static_assert(!kWide || (kTerms & ~kDropout) == 0, "other edge data of float32 inputs are fused3s_edges.cu's");
   static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
@@ -280,6 +282,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         rows.sum_over_team(score[0], shared_address(partial_scores) + i % 2 * sizeof(partial_scores[0]), 1 + team);
       }
       if constexpr (Rows::kFolded) {
+        if constexpr (kTransforms) terms.apply(score, rows.g, rows.t);
 #pragma unroll
         for (int e = 0; e < 8 * Rows::kBatch; ++e) {
           float& x = score[e / 8][e / 4 % 2][e % 4];
@@ -289,7 +292,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         if constexpr (kTerms & kKeyFeatures) features.add_scores(score[0], i, key);
         if constexpr (kTransforms) {
           __syncwarp();  // the other lanes' values
-          terms.apply(score[0], rows.g, rows.t);
+          terms.apply(score, rows.g, rows.t);
         }
         mask_scores(score[0], record, rows.g, rows.t);
       }

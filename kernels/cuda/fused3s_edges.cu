@@ -269,6 +269,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     for (int j = 0; j < kOwn; ++j) {
       const int i = Group::own_edge(lane, j);
       if (first + i < count) terms[j].load_edge(p, first_edge + i, loaded_head);
+      terms[j].load_column(p, Group::own(edge_key, lane, j), loaded_head);
     }
     float score[kUnroll];
 #pragma unroll
@@ -303,7 +304,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
       terms[j].load_row(p, row, loaded_head);
-      terms[j].load_column(p, Group::own(edge_key, lane, j), loaded_head);
       terms[j].load_head(p, loaded_head);
       const float transformed = terms[j].apply(score_scale * score[j], p) * kLackingUnit<kIn, kTerms>;
       score[j] = exists ? transformed : negative_infinity();

@@ -1,9 +1,9 @@
-// The score term (score_terms.cuh) of a KV tile, for instances of one head.
+// The score term (score_terms.cuh) of a KV tile. Head groups: one without values of edges, whose values serve all heads.
 //
 // Values of edges. The edges of a KV tile are consecutive slots. Each lane loads the values of its slots (lane, lane +
 // 32, ...) and stores them to a 16 x 16 matrix in shared memory for each value, from which the lanes read them as C
-// fragments. Entries without an edge hold old data; the mask follows later. Values and place of a lane's first slot are
-// loaded one KV tile ahead.
+// fragments. Entries without an edge hold old data; the mask follows later. Values and places of a lane's first kAhead
+// slots are loaded one KV tile ahead.
 //
 // Swizzle: rows with bit 1 set swap their halves, so that rows g to g + 3 of a read cover all banks.
 //
@@ -24,17 +24,18 @@ struct __align__(16) TileTermsMemory {
   float values[kEdgeValues > 0 ? kTileValues * kEdgeValues : 4];
 };
 
-template <Element kIn, int kTerms>
+template <Element kIn, int kDim, int kTerms>
 struct TileTerms {
   using Term = ScoreTerm<kIn, kTerms>;
+  static constexpr int kAhead = Term::kEdgeValues > 1 || kDim > 128 ? 2 : 4;
 
   const Params& p;
   const int lane;
   TileTermsMemory<kTerms>& memory;
   const int* tile_slots;   // first slot of the next KV tile but one
   int first, next, after;  // first slot of the KV tile and of the two behind it
-  int place;               // of slot first + lane
-  Term of_slot;            // its values of the edge
+  int place[kAhead];       // of slots first + lane, first + lane + 32, ...
+  Term of_slot[kAhead];    // their values of the edge
   LaneValues<Term::kRowValues> of_rows;
   GatheredValues<Term::kColumnValues> of_columns;
 
@@ -50,13 +51,27 @@ struct TileTerms {
       tile_slots = p.tile_slots + begin;
       first = __ldg(tile_slots), next = __ldg(tile_slots + 1), after = __ldg(tile_slots + 2);
       tile_slots += 2;
-      load_slot(first + lane, count > 0 ? next : first);
+      load_slots(first, count > 0 ? next : first);
     }
   }
-  __device__ __forceinline__ void load_slot(int slot, int end) {
-    if (slot >= end) return;
-    place = __ldg(p.slot_places + slot);
-    of_slot.load_edge(p, slot, blockIdx.y);
+  // Slots from `begin` on, up to `end`, kAhead for each lane; the same for `store_slots`.
+  __device__ __forceinline__ void load_slots(int begin, int end) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int slot = begin + j * kWarpSize + lane;
+      if (slot >= end) return;
+      place[j] = __ldg(p.slot_places + slot);
+      of_slot[j].load_edge(p, slot, blockIdx.y);
+    }
+  }
+  __device__ __forceinline__ void store_slots(int begin, int end) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (begin + j * kWarpSize + lane >= end) return;
+      float* const target = memory.values + (place[j] ^ (place[j] >> 5 & 1) << 3);
+#pragma unroll
+      for (int i = 0; i < Term::kEdgeValues; ++i) target[kTileValues * i] = of_slot[j].values.edge[i];
+    }
   }
 
   // Loads the values of columns for this iteration, or the next one.
@@ -67,20 +82,20 @@ struct TileTerms {
   // Values of the KV tile's edges to shared memory; loads those of the next KV tile. Before: __syncwarp since `apply`.
   __device__ __forceinline__ void scatter() {
     if constexpr (Term::kEdgeValues > 0) {
-      for (int slot = first + lane; slot < next; slot += kWarpSize) {
-        if (slot != first + lane) load_slot(slot, next);
-        float* const target = memory.values + (place ^ (place >> 5 & 1) << 3);
-#pragma unroll
-        for (int i = 0; i < Term::kEdgeValues; ++i) target[kTileValues * i] = of_slot.values.edge[i];
+      store_slots(first, next);
+      for (int begin = first + kAhead * kWarpSize; begin < next; begin += kAhead * kWarpSize) {
+        load_slots(begin, next);
+        store_slots(begin, next);
       }
       first = next, next = after, after = __ldg(++tile_slots);
-      load_slot(first + lane, next);
+      load_slots(first, next);
     }
   }
 
-  // Scores of the lane, as C fragments of two n-tiles: from <q, k> to s. Before: __syncwarp since
+  // Scores of the lane and of several heads, as C fragments of two n-tiles: from <q, k> to s. Before: __syncwarp since
   // `scatter`.
-  __device__ __forceinline__ void apply(float (&score)[2][4], int g, int t) const {
+  template <int kBatch>
+  __device__ __forceinline__ void apply(float (&score)[kBatch][2][4], int g, int t) const {
     Term term;
     term.load_head(p, blockIdx.y);
 #pragma unroll
@@ -99,8 +114,11 @@ struct TileTerms {
           of_columns.of(term.values.column, kTileN * tile + 2 * t + e);
 #pragma unroll
           for (int i = 0; i < Term::kEdgeValues; ++i) term.values.edge[i] = e ? of_edges[i].y : of_edges[i].x;
-          float& x = score[tile][2 * half + e];
-          x = term.apply(x * p.product_scale, p);
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            float& x = score[i][tile][2 * half + e];
+            x = term.apply(x * p.product_scale, p);
+          }
         }
       }
     }

@@ -7,7 +7,7 @@ from attention_cases import EDGE_CASES
 from edge_cases import EDGE_LISTS, FORMS, assert_edge_attention, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 
-from kernels import AttentionPlan, plan_attention
+from kernels import AttentionPlan, EdgeData, ScoreTerm, plan_attention
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, assert_attention, inputs
 
@@ -125,6 +125,35 @@ def test_choice_of_the_kernel_with_edge_data(monkeypatch, name, kind, heads, dim
     with cuda_on_cpu() as gpu:
         plan = planned(graph, heads, dim, edge_data=True)
         assert launched_by(monkeypatch, gpu, plan, inputs(graph, heads, dim, HALF), edges=edges) == instance
+
+
+@pytest.mark.parametrize(("heads", "dim", "group"), [(8, 8, 8), (4, 16, 4), (5, 10, 3), (2, 32, 2), (3, 24, 2)])
+def test_a_term_of_all_heads_is_computed_for_a_group_of_them(monkeypatch, heads, dim, group):
+    """A value of each column or row, or none; values of single heads take the kernel for one head."""
+    graph = CHOICE_GRAPHS["256 edges a tile"]()
+    num_rows, num_cols = graph.shape
+    generator = torch.Generator().manual_seed(heads)
+    weight = torch.randn(num_cols, generator=generator).masked_fill_(torch.arange(num_cols) % 5 == 0, -torch.inf)
+    tensors = inputs(graph, heads, dim, HALF)
+    terms = {
+        "column": (ScoreTerm("s + w", col={"w": weight}), group),
+        "row": (ScoreTerm("s * w", row={"w": torch.randn(num_rows, generator=generator)}), group),
+        "cap": (ScoreTerm("cap * tanh(s / cap)", cap=0.7), group),
+        "heads": (ScoreTerm("s * w", head={"w": torch.randn(heads, generator=generator)}), 1),
+    }
+    reference = plan_attention(graph, backend="reference", device="cpu")
+    with cuda_on_cpu() as gpu:
+        plan = planned(graph, heads, dim)
+        for name, (term, folded) in terms.items():
+            for scale in (0.3, -0.3):
+                data = EdgeData(score=term)
+                with poisoned_buffers(monkeypatch):
+                    output = plan(*tensors, scale=scale, edges=data)
+                assert gpu.launched[-1] == f"fused3s<Element::kHalf, Element::kHalf, {dim}, {folded}, 4, 16, 1>", name
+                expected = reference(*tensors, scale=scale, edges=data, out_dtype=torch.float64)
+                size = tensors[2].double().norm(dim=-1).max()
+                error = (output.double() - expected).norm(dim=-1).max()
+                assert error <= 4 * torch.finfo(HALF).eps * size, f"{name}, scale {scale}: off by {error:.2e}"
 
 
 def test_a_plan_takes_heads_that_it_was_not_made_for(monkeypatch):
