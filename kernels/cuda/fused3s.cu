@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
                       RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>>::Type;
   using Shared = SharedMemory<kWidth, kHeads, kWarps, kBytes>;
   using BlockPartial = Partial<kDim, kHeads>;
-  using Terms = TileTerms<kIn, kDim, kTerms>;
+  using Terms = TileTerms<kIn, kTerms>;
   static_assert(kHeads == 1 || ((kTerms & ~kExpression) == 0 && Terms::Term::kEdgeValues == 0),
                 "head groups take no data of edges");
   static_assert(!kWide || (kTerms & ~kDropout) == 0, "other edge data of float32 inputs are fused3s_edges.cu's");

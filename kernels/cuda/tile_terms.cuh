@@ -2,8 +2,8 @@
 //
 // Values of edges. The edges of a KV tile are consecutive slots. Each lane loads the values of its slots (lane, lane +
 // 32, ...) and stores them to a 16 x 16 matrix in shared memory for each value, from which the lanes read them as C
-// fragments. Entries without an edge hold old data; the mask follows later. Values and places of a lane's first kAhead
-// slots are loaded one KV tile ahead.
+// fragments. Entries without an edge hold old data; the mask follows later. Values and place of a lane's first slot
+// are loaded one KV tile ahead; few KV tiles have more than 32 edges.
 //
 // Swizzle: rows with bit 1 set swap their halves, so that rows g to g + 3 of a read cover all banks.
 //
@@ -24,18 +24,42 @@ struct __align__(16) TileTermsMemory {
   float values[kEdgeValues > 0 ? kTileValues * kEdgeValues : 4];
 };
 
-template <Element kIn, int kDim, int kTerms>
+// Place and values of kCount slots of a lane, 32 slots apart.
+template <typename Term, int kCount>
+struct EdgeSlots {
+  int place[kCount];
+  Term term[kCount];
+
+  // Slots from `begin` on, up to `end`.
+  __device__ __forceinline__ void load(const Params& p, int begin, int end, int lane) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const int slot = begin + j * kWarpSize + lane;
+      if (slot < end) place[j] = __ldg(p.slot_places + slot), term[j].load_edge(p, slot, blockIdx.y);
+    }
+  }
+  __device__ __forceinline__ void store(float* values, int begin, int end, int lane) const {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (begin + j * kWarpSize + lane >= end) continue;
+      float* const target = values + (place[j] ^ (place[j] >> 5 & 1) << 3);
+#pragma unroll
+      for (int i = 0; i < Term::kEdgeValues; ++i) target[kTileValues * i] = term[j].values.edge[i];
+    }
+  }
+};
+
+template <Element kIn, int kTerms>
 struct TileTerms {
   using Term = ScoreTerm<kIn, kTerms>;
-  static constexpr int kAhead = Term::kEdgeValues > 1 || kDim > 128 ? 2 : 4;
+  static constexpr int kAtOnce = 4;  // slots of a lane past the first
 
   const Params& p;
   const int lane;
   TileTermsMemory<kTerms>& memory;
   const int* tile_slots;   // first slot of the next KV tile but one
   int first, next, after;  // first slot of the KV tile and of the two behind it
-  int place[kAhead];       // of slots first + lane, first + lane + 32, ...
-  Term of_slot[kAhead];    // their values of the edge
+  EdgeSlots<Term, 1> slot;  // first + lane
   LaneValues<Term::kRowValues> of_rows;
   GatheredValues<Term::kColumnValues> of_columns;
 
@@ -51,29 +75,9 @@ struct TileTerms {
       tile_slots = p.tile_slots + begin;
       first = __ldg(tile_slots), next = __ldg(tile_slots + 1), after = __ldg(tile_slots + 2);
       tile_slots += 2;
-      load_slots(first, count > 0 ? next : first);
+      slot.load(p, first, count > 0 ? next : first, lane);
     }
   }
-  // Slots from `begin` on, up to `end`, kAhead for each lane; the same for `store_slots`.
-  __device__ __forceinline__ void load_slots(int begin, int end) {
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const int slot = begin + j * kWarpSize + lane;
-      if (slot >= end) return;
-      place[j] = __ldg(p.slot_places + slot);
-      of_slot[j].load_edge(p, slot, blockIdx.y);
-    }
-  }
-  __device__ __forceinline__ void store_slots(int begin, int end) {
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      if (begin + j * kWarpSize + lane >= end) return;
-      float* const target = memory.values + (place[j] ^ (place[j] >> 5 & 1) << 3);
-#pragma unroll
-      for (int i = 0; i < Term::kEdgeValues; ++i) target[kTileValues * i] = of_slot[j].values.edge[i];
-    }
-  }
-
   // Loads the values of columns for this iteration, or the next one.
   __device__ __forceinline__ void advance_columns(u32 record, u32 next_record, bool exists) {
     of_columns.advance({p.column_values, p.column_value_heads}, record, next_record, lane, exists);
@@ -82,13 +86,14 @@ struct TileTerms {
   // Values of the KV tile's edges to shared memory; loads those of the next KV tile. Before: __syncwarp since `apply`.
   __device__ __forceinline__ void scatter() {
     if constexpr (Term::kEdgeValues > 0) {
-      store_slots(first, next);
-      for (int begin = first + kAhead * kWarpSize; begin < next; begin += kAhead * kWarpSize) {
-        load_slots(begin, next);
-        store_slots(begin, next);
+      slot.store(memory.values, first, next, lane);
+      for (int begin = first + kWarpSize; begin < next; begin += kAtOnce * kWarpSize) {
+        EdgeSlots<Term, kAtOnce> others;
+        others.load(p, begin, next, lane);
+        others.store(memory.values, begin, next, lane);
       }
       first = next, next = after, after = __ldg(++tile_slots);
-      load_slots(first, next);
+      slot.load(p, first, next, lane);
     }
   }
 

@@ -73,10 +73,11 @@ def test_the_reference_is_dense_attention_with_one_kv_head():
 
 @pytest.mark.gpu
 def test_flex_attention_agrees_on_a_gpu():
-    one = small()
+    settings = ("source=official", "graphs=[nsa-8192]", "shapes=[1x128, 4x128/1]", "backends=[flex_attention]")
+    one = context(config("nsa", *settings, "repeats=2"))  # its compiler refuses masks of less than a block
     one.device = torch.device("cuda", 0)
-    for case, rows in measured(Measure(nsa.cases, nsa.measure), one):
-        assert (case.backend == "fused3s") or {row.status for row in rows} == {"ok"}, rows
+    rows = [row for _, rows in measured(Measure(nsa.cases, nsa.measure), one) for row in rows]
+    assert [row.status for row in rows] == ["ok"] * 4, [row.status for row in rows]
 
 
 def test_the_blocks_of_a_query_are_its_own_and_some_before_it():
