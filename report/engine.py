@@ -5,6 +5,7 @@ A specification is a mapping. Its keys are columns of a row (see `report.rows.se
     use           names of selections of `defs` in tables.yaml, laid under the others
     ours, theirs  selections on top, of the two sides of a ratio: value of `theirs` over value of `ours`
     across        true if the two sides are of different devices
+    newest        true for the device that was measured last, where several have rows; else the one with most rows
     by            columns that identify a pair of a ratio; the default is the graph and d
     cell          how a cell is computed and written, one of CELLS; the default is "value"
 
@@ -24,7 +25,7 @@ from report.rows import merged, provenance, read_yaml, select
 
 PAIR = ("data_sha256", "dim")
 DISTURBED = "~"
-KEYS = {"use", "ours", "theirs", "across", "by", "cell", "mean", "worst", "form", "show", "times", "named", "of"}
+KEYS = {"use", "ours", "theirs", "across", "newest", "by", "cell", "mean", "worst", "form", "show", "times", "named", "of"}
 KEYS |= {"steps", "between", "above", "below", "fails"}  # that are no columns
 Spec = Mapping[str, Any]
 
@@ -55,12 +56,14 @@ class Data:
         Raises:
             ValueError: a key is neither a column nor one of KEYS.
         """
-        where = {name: value for name, value in self.resolve(spec).items() if name not in KEYS}
+        spec = self.resolve(spec)
+        where = {name: value for name, value in spec.items() if name not in KEYS}
         bench = where.pop("bench")
         found = select(self.benches.get(bench, self.empty), {"device_type": "cuda"} | where)
         if "device" not in where and found["device"].nunique() > 1:
             devices = found["device"]
-            found = found[devices == (self.device if self.device in {*devices} else devices.mode().iloc[0])]
+            usual = found.loc[found["date"].idxmax(), "device"] if spec.get("newest") else devices.mode().iloc[0]
+            found = found[devices == (self.device if self.device in {*devices} else usual)]
         found = found.sort_values(["nnz", "label", "dim"], kind="stable")
         self.used.append(found[["device", "commit", "date", "dirty"]])
         return found
