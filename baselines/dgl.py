@@ -70,6 +70,11 @@ def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, scale: float
     if edges.additive_weight is not None:
         hidden = torch.nn.functional.leaky_relu(ops.u_add_v(graph, key, query), edges.additive_slope)
         score = (hidden * edges.additive_weight).sum(-1, keepdim=True) * scale
+    elif edges.key_factor is not None:  # one product of all edges for each feature
+        score = sum(
+            ops.u_dot_v(graph, key, scaled * weight) * edges.features[:, r, None, None]
+            for r, weight in enumerate(edges.key_factor)
+        )
     elif edges.type_weight is None:
         score = ops.u_dot_v(graph, key, scaled)
     else:  # one product of all edges for each type

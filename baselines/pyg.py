@@ -16,7 +16,7 @@ from typing import Any, Optional
 import torch
 
 from kernels.backends.base import Backend, Call, InputSpec, dropout_factors
-from kernels.edge_data import BoundEdges, edge_products, transform_scores
+from kernels.edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
 from kernels.formats.edges import canonical_csr, rows_of_edges
 
 
@@ -95,8 +95,7 @@ def _attention_layer() -> torch.nn.Module:
                 score = (query_i * key_j).sum(dim=-1) * scale
                 return value_j * softmax(score, index, ptr, size_i)[..., None]
 
-            if edges.type_weight is not None:
-                key_j = key_j * edges.type_weight[edges.types.long()]
+            key_j = multiplied_keys(key_j, edges)
             if edges.key_weight is not None:
                 key_j = key_j + torch.einsum("er,hdr->ehd", edges.features, edges.key_weight)
             if edges.value_weight is not None:

@@ -8,7 +8,8 @@ O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 
   with an edge to it, and other rows if a tensor core multiplies it by 0: all rows of the windows or blocks that gather
   it (16 rows with `fused3s` and `fused3s_paper`, 8 with `flashsparse_*`, 128 x 128 blocks with `flex_attention`).
   `sdpa_padded` is dense inside the groups of diagonal blocks that it packs: a NaN reaches the whole group. If `fused3s`
-  folds narrow heads, a NaN in Q or K of one head also reaches the other heads of its group in those rows.
+  folds narrow heads, a NaN in Q or K of one head also reaches the other heads of its group in those rows. A NaN in
+  features of edges may reach up to 16 neighbouring rows.
 * `flashsparse_naive` subtracts no maximum: a score above 88 makes its row NaN (0 where only the sum overflows), and a
   row whose scores are all below -87 is 0.
 * `fused3s` computes the log-sum-exp from weights rounded to the inputs' type: its error is up to 2.5e-4 in fp16 and

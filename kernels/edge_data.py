@@ -2,7 +2,8 @@
 
 For an edge (i, j) of A and a head h, with all terms optional:
 
-    k_ij = w[type_ij] * k_j + W a_ij                                  w: type_weight, elementwise; W: key_weight
+    k_ij = w_ij * k_j + W a_ij                                        elementwise; W: key_weight
+    w_ij = w[type_ij], or sum_r a_ijr w_r                             w: type_weight; key_factor
     v_ij = v_j + W' a_ij                                              W': value_weight
     s_ij = clamp(f(scale * m_ij * <q_i, k_ij> + b_ij), -c, c)         m: multiplier, b: bias, f: score, c: clamp
     O_i  = sum_j softmax_j(s_ij) v_ij
@@ -40,7 +41,8 @@ class EdgeData:
 
     For an edge (i, j) with features a_ij, type t_ij, multiplier m_ij and bias b_ij:
 
-        k_ij = type_weight[t_ij] * k_j + key_weight a_ij
+        k_ij = w_ij * k_j + key_weight a_ij
+        w_ij = type_weight[t_ij], or sum_r a_ijr key_factor[r], or 1
         v_ij = v_j + value_weight a_ij
         s_ij = clamp(f(scale * m_ij * <q_i, k_ij> + b_ij), -c, c)
         O_i  = sum_j softmax_j(s_ij) v_ij
@@ -52,13 +54,15 @@ class EdgeData:
     Attributes:
         bias: [E] or [E, H], q's type, added to the scaled score. -inf gives weight 0, unless there is a clamp.
         multiplier: [E] or [E, H], q's type, factor of the scaled score, before the bias.
-        features: [E, r], q's type, 1 <= r <= 16: a_ij; multiplied by `key_weight` and `value_weight`.
+        features: [E, r], q's type, 1 <= r <= 16: a_ij; multiplied by `key_weight`, `value_weight` and `key_factor`.
         types: [E] integers, 0 <= type < T <= 256: the row of `type_weight` that multiplies the key.
         key_weight, value_weight: [H, d, r], q's type; H = 1 if q has two dimensions.
         type_weight: [T, H, d], q's type: one vector per edge type, multiplied elementwise.
+        key_factor: [r, H, d], q's type: one vector per feature, whose sum multiplies the key elementwise. Not with
+            types, which are features of one 1 and 0 elsewhere.
         clamp: c > 0; scores are clamped to [-c, c] after bias and score term. Needs no other edge data.
         additive_weight: [H, d], q's type: a of additive attention, as in GATv2: <a, leaky_relu(q_i + k_j)> takes the
-            place of <q_i, k_ij>. Not with key_weight or type_weight.
+            place of <q_i, k_ij>. Not with key_weight, type_weight or key_factor.
         additive_slope: slope of that leaky ReLU below 0.
         score: f, any function of the score and of values by row, column, edge and head, after the bias.
     """
@@ -74,6 +78,7 @@ class EdgeData:
     score: ScoreTerm | None = None
     additive_weight: torch.Tensor | None = None
     additive_slope: float = 0.2
+    key_factor: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +93,8 @@ class BoundEdges:
         types: [nnz] uint8.
         num_features: r; 0 without features.
         num_types: the largest type plus 1; 0 without types.
-        key_weight, value_weight, type_weight, additive_weight, additive_slope: as in `EdgeData`, checked at each call.
+        key_weight, value_weight, type_weight, key_factor, additive_weight, additive_slope: as in `EdgeData`, checked at
+            each call.
         row_values, column_values, head_values: of the score term, [num_rows, 1 or H, n], [num_cols, 1 or H, n] and
             [1, 1 or H, n] float32.
         edge_values: [nnz, 1 or H, n].
@@ -105,6 +111,7 @@ class BoundEdges:
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
+    key_factor: torch.Tensor | None = None
     dropout: Dropout | None = None
     row_values: torch.Tensor | None = None
     column_values: torch.Tensor | None = None
@@ -138,14 +145,14 @@ class BoundEdges:
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All tensors, in the order of TENSORS, then the seed of the dropout; None for absent ones."""
-        floats = self.padded_features, self.key_weight, self.value_weight, self.type_weight
+        floats = self.padded_features, self.key_weight, self.value_weight, self.type_weight, self.key_factor
         values = self.row_values, self.column_values, self.edge_values, self.head_values, self.additive_weight
         return (*floats, *values, self.types, None if self.dropout is None else self.dropout.seed)
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
         """The same with `tensors()` replaced."""
         features, *rest, types, seed = tensors
-        weights, values, term = rest[:3], rest[3:-1], (self.score, self.score_numbers, rest[-1], self.additive_slope)
+        weights, values, term = rest[:4], rest[4:-1], (self.score, self.score_numbers, rest[-1], self.additive_slope)
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
         sizes = self.num_features, self.num_types  # dataclasses.replace would cost as much as a launch
         return BoundEdges(self.order, features, types, *sizes, *weights, dropout, *values, *term)
@@ -154,7 +161,7 @@ class BoundEdges:
 # The only lists of the fields, by use:
 WIDE = ("row_values", "column_values", "head_values")  # float32, but float64 where q is
 FLOATS = (  # with gradients
-    *("padded_features", "key_weight", "value_weight", "type_weight"),
+    *("padded_features", "key_weight", "value_weight", "type_weight", "key_factor"),
     *("row_values", "column_values", "edge_values", "head_values", "additive_weight"),
 )
 TENSORS = (*FLOATS, "types")
@@ -207,7 +214,7 @@ def bind(
     if features is not None:  # kernels load whole rows of MAX_FEATURES columns
         features = functional.pad(features, (0, MAX_FEATURES - num_features))
     types = None if types is None else types.to(torch.uint8)
-    weights = data.key_weight, data.value_weight, data.type_weight
+    weights = data.key_weight, data.value_weight, data.type_weight, data.key_factor
     slope = finite_number("additive_slope", data.additive_slope)
     owner = order if belongs_to_edges(data) else shape
     bound = BoundEdges(owner, features, types, num_features, num_types, *weights)
@@ -258,8 +265,14 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
         if edges.padded_features is None:
             raise ValueError(f"{name}: got without edge features; EdgeData(features=[E, r]) is needed with it")
         _check_weight(name, weight, "[H, d, r]", (num_heads, head_dim, edges.num_features), query)
-    if edges.padded_features is not None and edges.key_weight is edges.value_weight is None:
-        raise ValueError("features: got without a weight; key_weight or value_weight is needed with them")
+    if (weight := edges.key_factor) is not None:
+        if edges.padded_features is None:
+            raise ValueError("key_factor: got without edge features; EdgeData(features=[E, r]) is needed with it")
+        if edges.types is not None:
+            raise ValueError("key_factor: got with edge types; make the types features of one 1 and 0 elsewhere")
+        _check_weight("key_factor", weight, "[r, H, d]", (edges.num_features, num_heads, head_dim), query)
+    if edges.padded_features is not None and edges.key_weight is edges.value_weight is edges.key_factor is None:
+        raise ValueError("features: got without a weight; key_weight, value_weight or key_factor is needed with them")
     if (edges.types is None) != (edges.type_weight is None):
         if edges.types is None:
             raise ValueError("type_weight: got without edge types; EdgeData(types=[E]) is needed with it")
@@ -274,9 +287,20 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
             )
         _check_weight("type_weight", weight, "[T, H, d]", (got, num_heads, head_dim), query)
     if (weight := edges.additive_weight) is not None:
-        if edges.key_weight is not None or edges.type_weight is not None:
-            raise ValueError("additive_weight: got with key_weight or type_weight; keys without edge data are needed")
+        if not edges.key_weight is edges.type_weight is edges.key_factor is None:
+            raise ValueError(
+                "additive_weight: got with key_weight, type_weight or key_factor; keys without edge data are needed"
+            )
         _check_weight("additive_weight", weight, "[H, d]", (num_heads, head_dim), query)
+
+
+def multiplied_keys(key: torch.Tensor, edges: BoundEdges, part: slice = slice(None)) -> torch.Tensor:
+    """w_ij * k_j of the edges `part`, from their gathered keys [n, H, d]."""
+    if edges.type_weight is not None:
+        return key * edges.type_weight[edges.types[part].long()]
+    if edges.key_factor is not None:
+        return key * torch.einsum("er,rhd->ehd", edges.features[part], edges.key_factor)
+    return key
 
 
 def edge_products(query: torch.Tensor, key: torch.Tensor, edges: BoundEdges) -> torch.Tensor:

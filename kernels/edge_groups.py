@@ -19,8 +19,10 @@ from .score_source import KINDS, count_values
 from .score_term import MOST_VALUES
 
 OF_QUERY_HEADS = ("edge_values", "row_values", "head_values")  # [.., 1 or H, n]
-WEIGHTS = {"key_weight": 0, "value_weight": 0, "type_weight": 1, "additive_weight": 0}  # dimension of the heads
-WIDTHS = {"key_weight": -2, "value_weight": -2, "type_weight": -1, "additive_weight": -1}  # dimension of the columns
+# Dimension of the heads.
+WEIGHTS = {"key_weight": 0, "value_weight": 0, "type_weight": 1, "key_factor": 1, "additive_weight": 0}
+# Dimension of the columns.
+WIDTHS = {"key_weight": -2, "value_weight": -2, "type_weight": -1, "key_factor": -1, "additive_weight": -1}
 
 
 @dataclass(frozen=True, eq=False)

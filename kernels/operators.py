@@ -169,9 +169,10 @@ def _call(
     if edge_tensors or score:
         tensors = _places(edge_tensors, is_given)
         weights = dict(zip(TENSORS, tensors, strict=False))
-        weight = weights["value_weight"] if weights["key_weight"] is None else weights["key_weight"]
+        sizes = [weights[name].shape[2] for name in ("key_weight", "value_weight") if weights[name] is not None]
+        sizes += [] if weights["key_factor"] is None else [weights["key_factor"].shape[0]]
         template = BoundEdges(
-            num_features=0 if weight is None else weight.shape[2],
+            num_features=next(iter(sizes), 0),
             dropout=Dropout(dropout) if dropout else None,
             score=score or None,
             additive_slope=edge_numbers[0],

@@ -25,7 +25,22 @@ from report.rows import merged, provenance, read_yaml, select
 
 PAIR = ("data_sha256", "dim")
 DISTURBED = "~"
-KEYS = {"use", "ours", "theirs", "across", "newest", "by", "cell", "mean", "worst", "form", "show", "times", "named", "of"}
+KEYS = {
+    "use",
+    "ours",
+    "theirs",
+    "across",
+    "newest",
+    "by",
+    "cell",
+    "mean",
+    "worst",
+    "form",
+    "show",
+    "times",
+    "named",
+    "of",
+}
 KEYS |= {"steps", "between", "above", "below", "fails"}  # that are no columns
 Spec = Mapping[str, Any]
 

@@ -77,7 +77,7 @@ class Gradients(NamedTuple):
         query: [num_rows, H, d]; key, value: [num_cols, H, d].
         padded_features: in edge order and shape as in `BoundEdges`.
         key_weight, value_weight: [H, d, r].
-        type_weight: [T, H, d].
+        type_weight: [T, H, d]; key_factor: [r, H, d].
         row_values, column_values, edge_values, head_values: of a score term.
         additive_weight: [H, d].
     """
@@ -89,6 +89,7 @@ class Gradients(NamedTuple):
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
+    key_factor: torch.Tensor | None = None
     row_values: torch.Tensor | None = None
     column_values: torch.Tensor | None = None
     edge_values: torch.Tensor | None = None

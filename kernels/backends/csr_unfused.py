@@ -124,8 +124,12 @@ def _score(
     if edges is not None and edges.additive_weight is not None:
         of_head = replace(edges, additive_weight=edges.additive_weight[head])
         score = edge_products(query[data.row], key[data.indices], of_head) * scale
-    elif edges is None or edges.type_weight is None:
+    elif edges is None or edges.type_weight is edges.key_factor is None:
         score = product(query)
+    elif edges.key_factor is not None:  # one product of all edges for each feature
+        score = sum(
+            product(query * weight) * edges.features[:, r] for r, weight in enumerate(edges.key_factor[:, head])
+        )
     else:  # one product of all edges for each type
         score = query.new_zeros(data.row.numel())
         for kind, weight in enumerate(edges.type_weight[:, head]):

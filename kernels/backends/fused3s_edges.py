@@ -211,7 +211,7 @@ def edge_tensors(edges: BoundEdges | None) -> dict[str, torch.Tensor | None]:
     """Pointers of struct Params of both edge kernels: edge data, and the seed of the dropout."""
     if edges is None:
         return {}
-    tensors = contiguous(edges, "types", "type_weight", "additive_weight", *VALUES)
+    tensors = contiguous(edges, "types", "type_weight", "key_factor", "additive_weight", *VALUES)
     if edges.features is not None:
         tensors["features"] = edges.padded_features.contiguous()
     if edges.dropout is not None:
@@ -229,7 +229,7 @@ def padded_call(call: Call) -> Call:
 
 def pad_weights(edges: BoundEdges, columns: int) -> BoundEdges:
     """The weights with `columns` zero columns appended to each head."""
-    pads = dict.fromkeys(("type_weight", "additive_weight"), (0, columns))
+    pads = dict.fromkeys(("type_weight", "key_factor", "additive_weight"), (0, columns))
     pads |= dict.fromkeys(("key_weight", "value_weight"), (0, 0, 0, columns))
     weights = {name: getattr(edges, name) for name in pads}
     return replace(

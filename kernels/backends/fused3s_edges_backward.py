@@ -1,6 +1,7 @@
 """The backward pass of `fused3s` edge by edge; see cuda/fused3s_edges_backward.cu."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -65,7 +66,7 @@ def launch_edge_backward(
             `takes_columns` holds.
         output: [num_rows, H, d] of the forward pass, of query's type or float32.
         grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
-        wanted: fields of `Gradients` to compute. `type_weight` uses plain torch and is not optimised.
+        wanted: fields of `Gradients` to compute. `type_weight` and `key_factor` use plain torch and are not optimised.
         into, grad_lse: see `Backend.attend_backward`.
     """
     query, key, value, scale, _, lse, edges = call
@@ -140,7 +141,7 @@ class _EdgeTensors:
         num_rows, num_heads, _ = query.shape
         num_edges = data.indices.numel()
 
-        def of_edges(is_wanted: bool) -> torch.Tensor | None:
+        def of_edges(is_wanted: Any) -> torch.Tensor | None:
             return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
 
         self.data, self.edges, self.wanted = data, edges, wanted
@@ -153,7 +154,8 @@ class _EdgeTensors:
             self.projected_grad = project_query(grad_output, edges.value_weight.contiguous())
             self.value_sums = query.new_empty((num_heads, num_rows, FEATURES))
         of_features = "padded_features" in wanted
-        self.score_weights = of_edges("type_weight" in wanted or (of_features and edges.key_weight is not None))
+        of_factors = wanted & {"type_weight", "key_factor"} or (of_features and edges.key_factor is not None)
+        self.score_weights = of_edges(of_factors or (of_features and edges.key_weight is not None))
         self.value_weights = of_edges(of_features and edges.value_weight is not None)
         self.for_columns = edge_tensors(edges)
         self.for_columns |= {"projected_query": self.projected_query, "projected_grad": self.projected_grad}
@@ -184,9 +186,13 @@ class _EdgeTensors:
                 *(self.data.row_items, edges.padded_features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
             ),
-            "type_weight": lambda: _type_gradient(self.data, query, key, self.score_weights, edges),
         }
         found = {name: make() for name, make in makers.items() if name in wanted}
+        if self.score_weights is not None and not edges.type_weight is edges.key_factor is None:
+            of_factor, of_features = _factor_gradients(self.data, query, key, self.score_weights, edges)
+            if "padded_features" in wanted and of_features is not None:
+                found["padded_features"] = found["padded_features"] + of_features
+            found |= {name: of_factor for name in ("type_weight", "key_factor") if name in wanted}
         if self.of_additive is not None:
             found["additive_weight"] = self.of_additive.sum(0).to(query.dtype)
         found.update(summed_gradients(edges, self.of_values))
@@ -250,6 +256,8 @@ def _feature_gradient(
 ) -> torch.Tensor:
     """[nnz, 16]: the sum over heads of `score_weights` u_i + `value_weights` u'_i."""
     num_edges = len(features)
+    if projected_query is projected_grad is None:
+        return torch.zeros_like(features)
     gradient = features.new_empty((num_edges, FEATURES))
     _, num_rows, _ = (projected_grad if projected_query is None else projected_query).shape
     num_heads = (value_weights if score_weights is None else score_weights).shape[1]
@@ -274,23 +282,32 @@ def _feature_gradient(
     return gradient
 
 
-def _type_gradient(
+def _factor_gradients(
     data: Fused3SData, query: torch.Tensor, key: torch.Tensor, score_weights: torch.Tensor, edges: BoundEdges
-) -> torch.Tensor:
-    """[T, H, d]: the sum over the edges of each type of `score_weights` [nnz, H] q_i * k_j.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gradients of type_weight [T, H, d], or of key_factor [r, H, d] and of its features [nnz, 16].
 
-    Computed in chunks as products with one-hot types [T, edges]: without atomics, so bitwise reproducible.
+    That of a factor is the sum over its edges of `score_weights` [nnz, H] q_i * k_j, with features times the feature.
+    Computed in chunks as products with one-hot types, or features, [T or r, edges]: without atomics, so bitwise
+    reproducible.
     """
-    num_types, num_heads, dim = edges.type_weight.shape
+    factor = edges.type_weight if edges.key_factor is None else edges.key_factor
+    num_factors, num_heads, dim = factor.shape
     num_edges = data.column_edges.numel()
-    gradient = query.new_zeros((num_types, num_heads * dim), dtype=torch.float32)
-    numbers = torch.arange(num_types, device=query.device)
+    gradient = query.new_zeros((num_factors, num_heads * dim), dtype=torch.float32)
+    of_features = None if edges.key_factor is None else torch.zeros_like(edges.padded_features)
+    numbers = torch.arange(num_factors, device=query.device)
     step = max(1, TYPE_CHUNK // (num_heads * dim))
     for first in range(0, num_edges, step):
         row, edge = data.column_rows[first : first + step], data.column_edges[first : first + step]
         place = torch.arange(first, first + len(edge), device=query.device)
         column = torch.searchsorted(data.column_offsets, place, right=True) - 1
-        products = query[row].float() * key[column].float() * score_weights[edge, :, None]
-        is_type = (edges.types[edge] == numbers[:, None]).float()
-        gradient += is_type @ products.flatten(1)
-    return gradient.view(num_types, num_heads, dim).to(query.dtype)
+        products = (query[row].float() * key[column].float() * score_weights[edge, :, None]).flatten(1)
+        if of_features is None:
+            amounts = (edges.types[edge] == numbers[:, None]).float()
+        else:
+            amounts = edges.features[edge].float().t()
+            found = products @ factor.float().flatten(1).t()
+            of_features[edge, :num_factors] = found.to(of_features.dtype)
+        gradient += amounts @ products
+    return gradient.view(num_factors, num_heads, dim).to(query.dtype), of_features

@@ -57,6 +57,7 @@ def _without_padding(found: Gradients, dim: int) -> Gradients:
     def cut(gradient: torch.Tensor | None, at: int) -> torch.Tensor | None:
         return None if gradient is None else gradient.narrow(at, 0, dim).contiguous()
 
-    last = {name: cut(getattr(found, name), -1) for name in ("query", "key", "value", "type_weight", "additive_weight")}
+    names = "query", "key", "value", "type_weight", "key_factor", "additive_weight"
+    last = {name: cut(getattr(found, name), -1) for name in names}
     middle = {name: cut(getattr(found, name), 1) for name in ("key_weight", "value_weight")}
     return found._replace(**last, **middle)

@@ -18,4 +18,6 @@ def _term_bits() -> dict[str, int]:
 
 TERM_BITS = _term_bits()
 TYPES, KEY_FEATURES, VALUE_FEATURES = (TERM_BITS[name] for name in ("types", "key_features", "value_features"))
-DROPOUT, EXPRESSION, ADDITIVE = (TERM_BITS[name] for name in ("dropout", "expression", "additive"))
+DROPOUT, EXPRESSION, ADDITIVE, KEY_FACTOR = (
+    TERM_BITS[name] for name in ("dropout", "expression", "additive", "key_factor")
+)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..edge_data import BoundEdges, edge_products, transform_scores
+from ..edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
 from ..formats.bsb import BSB
 from .base import Backend, Call, InputSpec, dropout_factors
 
@@ -95,9 +95,7 @@ def edge_softmax_attention(
 
 def _edge_keys(key: torch.Tensor, col: torch.Tensor, edges: BoundEdges, chunk: slice) -> torch.Tensor:
     """[chunk, H, d]: the keys k_ij of a chunk of edges."""
-    keys = key[col[chunk]]
-    if edges.type_weight is not None:
-        keys = edges.type_weight[edges.types[chunk].long()] * keys
+    keys = multiplied_keys(key[col[chunk]], edges, chunk)
     if edges.key_weight is not None:
         keys = keys + torch.einsum("hdr,er->ehd", edges.key_weight, edges.features[chunk])
     return keys

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..edge_data import BoundEdges, edge_products, transform_scores
+from ..edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
 from ..formats.edges import canonical_csr, rows_of_edges
 from .base import Backend, Call, InputSpec, dropout_factors
 from .csr_unfused import CSR
@@ -46,8 +46,7 @@ class ScatterBackend(Backend):
             columns = _Segments(data.indices, data.column_offsets, data.column_edges)
 
         keys, values = _Gather.apply(key, columns), _Gather.apply(value, columns)  # [nnz, H, d]
-        if edges.type_weight is not None:
-            keys = keys * edges.type_weight[edges.types.long()]
+        keys = multiplied_keys(keys, edges)
         if edges.key_weight is not None:
             keys = keys + torch.einsum("er,hdr->ehd", edges.features, edges.key_weight)
         if edges.value_weight is not None:

@@ -7,19 +7,21 @@ from ..score_source import uses_score
 from ..score_term import MOST_NUMBERS
 from .cuda import LOG2E
 from .fused3s_data import Fused3SData
-from .fused3s_shapes import ADDITIVE, DROPOUT, EXPRESSION, KEY_FEATURES, TYPES, VALUE_FEATURES
+from .fused3s_shapes import ADDITIVE, DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, TYPES, VALUE_FEATURES
 
 Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Params; hashable
 # Fields of BoundEdges, and the bit of each in enum EdgeTerm.
 _FIELD_BITS = (
     *(("types", TYPES), ("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
     *(("dropout", DROPOUT), ("score", EXPRESSION), ("additive_weight", ADDITIVE)),
+    ("key_factor", KEY_FACTOR),
 )
 VALUES = ("row_values", "column_values", "edge_values", "head_values")
 SCORE_DEFAULTS: dict[str, float] = {  # members of cuda/score_term_params.cuh without a score term
     **{name.replace("values", "value_heads"): 1 for name in VALUES},
     **{f"score_number_{i}": 0.0 for i in range(MOST_NUMBERS)},
     "additive_slope": 0.0,
+    "num_factors": 0,
 }
 MOST_TILE_VALUES = 2  # of an edge, for which plans leave shared memory
 MOST_VALUE_SUMS = 4  # as kMostValueSums of cuda/sum_splits.cuh
@@ -44,6 +46,8 @@ def score_scalars(edges: BoundEdges | None) -> Members:
     scalars: dict[str, float] = {}
     if edges.additive_weight is not None:
         scalars["additive_slope"] = edges.additive_slope
+    if edges.key_factor is not None:
+        scalars["num_factors"] = edges.num_features
     if edges.score is not None:
         given = {name: values for name in VALUES if (values := getattr(edges, name)) is not None}
         scalars |= {name.replace("values", "value_heads"): values.shape[1] for name, values in given.items()}
@@ -57,7 +61,7 @@ def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
     terms = terms_of(edges)
     if not terms & ~DROPOUT:
         return True
-    if terms & (TYPES | ADDITIVE) or dtype == torch.float32:
+    if terms & (TYPES | ADDITIVE | KEY_FACTOR) or dtype == torch.float32:
         return False
     of_edges = 0 if edges.edge_values is None else edges.edge_values.shape[2]
     return edges.score is None or (uses_score(edges.score) and of_edges <= MOST_TILE_VALUES)
@@ -92,8 +96,9 @@ def require_edge_arrays(items: torch.Tensor | None) -> None:
     """Raise a ValueError if a plan lacks the arrays of the edge-by-edge kernels."""
     if items is None:
         raise ValueError(
-            "edges: this call runs edge by edge (float32 with a score term, a term that reads no score, or types and "
-            "additive attention), and this plan has no arrays for it; make it with plan_attention(..., edge_data=True)"
+            "edges: this call runs edge by edge (float32 with a score term, a term that reads no score, types, "
+            "key_factor or additive attention), and this plan has no arrays for it; make it with "
+            "plan_attention(..., edge_data=True)"
         )
 
 

@@ -1,7 +1,8 @@
 // O = softmax(s) V edge by edge, for narrow heads on sparse graphs and for edge data; bound by the gathers of rows of K
 // and V.
 //
-//   k_ij = w[type_ij] * k_j + W a_ij                      w: elementwise; a_ij: up to 16 features of the edge
+//   k_ij = w_ij * k_j + W a_ij                            elementwise; a_ij: up to 16 features of the edge
+//   w_ij = w[type_ij], or sum_r a_ijr w_r                 key_factor.cuh
 //   v_ij = v_j + W' a_ij
 //   s_ij = f(scale * <q_i, k_ij>)                         f: the score term (score_terms.cuh)
 //
@@ -24,6 +25,7 @@
 #include "common.cuh"
 #include "dropout.cuh"
 #include "elements.cuh"
+#include "key_factor.cuh"
 #include "lane_group.cuh"
 #include "pair_features.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -48,6 +50,7 @@ struct Params {
   void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights; without pairs
   const uint4* feature_weights;  // [H][W, then W'][32]  packed by pack_features.cu; with pairs
   const void* additive_weight;  // [H][kDim]  a of additive attention
+  const void* key_factor;       // [num_factors][H][kDim]  contiguous
 #include "score_term_pointers.cuh"
   DropoutParams dropout;
   i64 query_head_stride;    // elements
@@ -79,8 +82,9 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kV
   // many.
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
   static constexpr bool kIsLargest =
-      kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>));
-  static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive);
+      kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>)) ||
+      (kHasFeatures && kTerms & kKeyFactor);
+  static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor);
 #if __CUDA_ARCH__ == 900
   static constexpr bool kTight = false;
 #else
@@ -287,6 +291,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
         Group::unpack(weight, Group::load(address, first_dim, true), first_dim);
 #pragma unroll
         for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
+      }
+      if constexpr (kTerms & kKeyFactor) {
+        if (first + i < count) multiply_by_features<kIn, kDim, Group>(x, p, first_edge + i, loaded_head, first_dim);
       }
       if constexpr (kTerms & kAdditive) {
         score[i] = additive_product(additive, query, x, p.additive_slope);

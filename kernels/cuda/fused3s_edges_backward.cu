@@ -5,8 +5,8 @@
 //   g_ij     = D_ij <dO_i, v_ij>                             D_ij = keep_ij / (1 - rate) with dropout, else 1
 //   ds_ij    = f' p_ij (g_ij - delta_i)                      delta_i = <dO_i, O_i> - dlse_i
 //
-//   dq_i     = scale * sum_j ds_ij k_ij = scale * (sum_j ds_ij w * k_j + W t_i)
-//   dk_j     = scale * sum_i ds_ij w * q_i
+//   dq_i     = scale * sum_j ds_ij k_ij = scale * (sum_j ds_ij w_ij * k_j + W t_i)
+//   dk_j     = scale * sum_i ds_ij w_ij * q_i
 //   dv_j     = sum_i D_ij p_ij dO_i
 //   da_ij    = sum over heads of (scale * ds_ij u_i + D_ij p_ij u'_i)
 //
@@ -33,6 +33,7 @@
 #include "common.cuh"
 #include "dropout.cuh"
 #include "elements.cuh"
+#include "key_factor.cuh"
 #include "lane_group.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
@@ -62,6 +63,7 @@ struct Params {
   const float* projected_query;  // [H][num_rows][16]  u
   const float* projected_grad;   // [H][num_rows][16]  u'
   const void* additive_weight;   // [H][kDim]  a of additive attention
+  const void* key_factor;        // [num_factors][H][kDim]  contiguous
 #include "score_term_pointers.cuh"
   // Written in the pass over rows, by instances with their terms. Gradients and weights may be null: not written.
   void* key_feature_sums;       // [H][num_rows][16]  scale * t
@@ -105,7 +107,7 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
   using Term = ScoreTerm<kIn, kTerms>;
-  static constexpr bool kHasEdgeData = kHasFeatures || kTerms & kTypes || Term::kEdgeValues > 0;
+  static constexpr bool kHasEdgeData = kHasFeatures || kTerms & (kTypes | kKeyFactor) || Term::kEdgeValues > 0;
   // Sums of a lane: dq and t and s, or dk and dv.
   static constexpr int kSecond = kLaneDims;  // first of dv, or of t
   static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // first of s
@@ -120,10 +122,11 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills.
   static constexpr int kOtherTerms = kTerms & ~(kKeyFeatures | kValueFeatures | kDropout);
   static constexpr bool kIsLargest =
-      kHasFeatures && (Base::kLaneFeatures > 8 ||
+      kHasFeatures && (Base::kLaneFeatures > 8 || kTerms & kKeyFactor ||
                        (Base::kLaneFeatures == 8 && (kIsWide<kIn> || kOtherTerms || kDim % 4)) ||
                        (kIsWide<kIn> && ((kHasKeyFeatures && kHasValueFeatures) || kTerms & kTypes)));
-  static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive) ||
+  static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor) ||
+                                   Term::kRowValues + Term::kColumnValues > 4 ||
                                    (kPass == Pass::kColumns ? kIsWide<kIn> || Base::kOwn == 1
                                                             : kIsWide<kIn> && kOtherTerms && Base::kOwn > 1);
   static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
@@ -344,6 +347,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
           if constexpr (kTerms & kTypes) {
             Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), first_dim);
           }
+          if constexpr (kTerms & kKeyFactor) {
+            if (first + i < count) multiply_by_features<kIn, kDim, Group>(x[b], p, edge[i], loaded_head, first_dim);
+          }
           if constexpr (kTerms & kAdditive) {
             product[b] = additive_product(additive, own_first, x[b], p.additive_slope);
           } else {
@@ -397,7 +403,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         if (exists && has_head && lane_of_head < kBatch) {
           const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
           terms[j].store_edge_gradients(p, at);
-          if (kTerms & (kKeyFeatures | kTypes) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
+          if (kTerms & (kKeyFeatures | kTypes | kKeyFactor) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
           if (kTerms & kValueFeatures && p.value_weights) p.value_weights[at] = value_weight;
         }
       }

@@ -5,3 +5,4 @@
   int head_value_heads;
   float score_number[8];
   float additive_slope;  // additive_score.cuh
+  int num_factors;       // key_factor.cuh

@@ -22,7 +22,8 @@ enum EdgeTerm {
   kValueFeatures = 4,
   kDropout = 8,  // dropout.cuh
   kExpression = 16,
-  kAdditive = 32,  // additive_score.cuh
+  kAdditive = 32,   // additive_score.cuh
+  kKeyFactor = 64,  // key_factor.cuh
 };
 
 template <Element kIn>

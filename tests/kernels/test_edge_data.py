@@ -254,7 +254,10 @@ WRONG_CALLS = [
         "bias, multiplier or values of edges: got 3 heads, but q has 2; those of one head or of 2 are needed",
     ),
     ({"bias": zeros(E, 3), "multiplier": zeros(E, 2)}, "multiplier: got 2 heads, but another value has 3"),
-    ({"key_weight": None, "value_weight": None}, "features: got without a weight; key_weight or value_weight is"),
+    (
+        {"key_weight": None, "value_weight": None},
+        "features: got without a weight; key_weight, value_weight or key_factor is",
+    ),
     (
         NO_FEATURES | {"key_weight": DATA.key_weight},
         r"key_weight: got without edge features; EdgeData\(features=\[E, r\]",
@@ -276,6 +279,15 @@ WRONG_CALLS = [
         r"key_weight: got torch\.float32, but q is torch\.float64; they must have",
     ),
     ({"key_weight": DATA.key_weight.to("meta")}, "key_weight: on meta, but q is on cpu; they must share it"),
+    ({"key_factor": zeros(RANK, 2, 5)}, "key_factor: got with edge types; make the types features"),
+    (
+        NO_FEATURES | {"types": None, "type_weight": None, "key_factor": zeros(RANK, 2, 5)},
+        "key_factor: got without edge features",
+    ),
+    (
+        {"types": None, "type_weight": None, "key_factor": zeros(2, RANK, 5)},
+        rf"key_factor: got shape \(2, {RANK}, 5\); \[r, H, d\] = \[{RANK}, 2, 5\] is needed",
+    ),
     ({"clamp": 0}, "clamp: got 0.0; a positive finite number is needed"),
     ({"clamp": -1.0}, "clamp: got -1.0; a positive finite number is needed"),
     ({"clamp": torch.inf}, "clamp: got inf; a finite number is needed"),

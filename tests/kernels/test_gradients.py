@@ -167,7 +167,7 @@ def test_only_the_gradients_that_are_needed_are_computed(formula):
     q, k, v = tensors
     plan(q.detach(), k, v.detach(), edges=frozen).sum().backward()
     wanted = {"key", "edge_values", "value_weight", "type_weight"}
-    absent = {"row_values", "column_values", "head_values", "additive_weight"}
+    absent = {"key_factor", "row_values", "column_values", "head_values", "additive_weight"}
     assert formula.wanted == [frozenset(Gradients._fields) - absent, wanted]
     with torch.no_grad():
         assert not plan(*tensors, edges=data).requires_grad

@@ -80,7 +80,7 @@ def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
     operands = case.plan._operands
     plan = (operands.tensors, operands.numbers, operands.layout, SCALE)
     if not with_edges:
-        return *plan, [], [False] * 11, [0.2], 0.0, ""
+        return *plan, [], [False] * 12, [0.2], 0.0, ""
     seed = torch.tensor([5], device=case.plan.device)
     edges = case.plan.call(*case.tensors, edges=case.data, dropout=Dropout(0.3, seed)).edges
     given = [tensor.detach() for tensor in edges.tensors() if tensor is not None]

@@ -34,6 +34,8 @@ def plain_scores(
     keys = key[col]
     if edges.type_weight is not None:
         keys = edges.type_weight[edges.types.long()] * keys
+    if edges.key_factor is not None:
+        keys = (edges.features[:, :, None, None] * edges.key_factor).sum(1) * keys
     if edges.key_weight is not None:
         keys = keys + torch.einsum("hdr,er->ehd", edges.key_weight, edges.features)
     score = (query[row] * keys).sum(-1) * scale

@@ -172,6 +172,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "value_features": ("value_features",),
     "features": ("key_features", "value_features"),
     "types": ("types",),
+    "key_factor": ("key_factor",),
+    "key_factor_and_features": ("key_factor", "key_features", "value_features", "multiplier"),
     "clamp": ("clamp",),
     "bias_minus_infinity_clamped": ("bias_minus_infinity", "clamp"),
     "all": ("bias_per_head", "multiplier", "key_features", "value_features", "types", "clamp"),
@@ -179,7 +181,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 
 OF_EDGES = ("bias", "multiplier", "features", "types")  # fields of `EdgeData` with an entry for each edge
-WEIGHTS = ("key_weight", "value_weight", "type_weight")
+WEIGHTS = ("key_weight", "value_weight", "type_weight", "key_factor")
 
 
 def map_tensors(data: EdgeData, change: Callable[[torch.Tensor], torch.Tensor]) -> EdgeData:
@@ -222,8 +224,11 @@ def edge_inputs(kind: str, num_edges: int, heads: int, dim: int, dtype: torch.dt
         else:
             if data.features is None:
                 data = replace(data, features=randn(num_edges, RANK))
-            name = {"key_features": "key_weight", "value_features": "value_weight"}[part]
-            data = replace(data, **{name: randn(heads, dim, RANK)})
+            if part == "key_factor":
+                data = replace(data, key_factor=randn(RANK, heads, dim) / RANK**0.5)
+            else:
+                name = {"key_features": "key_weight", "value_features": "value_weight"}[part]
+                data = replace(data, **{name: randn(heads, dim, RANK)})
     return data
 
 
@@ -255,6 +260,7 @@ def dense_edge_attention(
     key_weight: torch.Tensor | None = None,
     value_weight: torch.Tensor | None = None,
     type_weight: torch.Tensor | None = None,
+    key_factor: torch.Tensor | None = None,
     clamp: float | None = None,
     rounded: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -264,7 +270,7 @@ def dense_edge_attention(
         q: [N, H, d]; k, v: [M, H, d]; mask: [N, M] bool.
         bias, multiplier: [N, M, 1] or [N, M, H]; features: [N, M, r]; types: [N, M] int64. Where the mask is False,
             any finite value.
-        key_weight, value_weight: [H, d, r]; type_weight: [T, H, d]; clamp: c.
+        key_weight, value_weight: [H, d, r]; type_weight: [T, H, d]; key_factor: [r, H, d]; clamp: c.
         rounded: round k_ij, v_ij and the weights to this type, as code does that materialises them in it.
 
     Returns:
@@ -276,6 +282,8 @@ def dense_edge_attention(
     values = v.double().expand(num_rows, num_cols, *v.shape[1:])
     if type_weight is not None:
         keys = type_weight.double()[types] * keys
+    if key_factor is not None:
+        keys = torch.einsum("nmr,rhd->nmhd", features.double(), key_factor.double()) * keys
     if key_weight is not None:
         keys = keys + torch.einsum("hdr,nmr->nmhd", key_weight.double(), features.double())
     if value_weight is not None:

@@ -21,7 +21,7 @@ from kernels.backends.fused3s import choose_instance, heads_of_group
 from kernels.backends.fused3s_backward import backward_instance
 from kernels.backends.fused3s_edges import edge_instance, is_packed
 from kernels.backends.fused3s_edges_backward import edge_backward_instances
-from kernels.backends.fused3s_shapes import DROPOUT, EXPRESSION, KEY_FEATURES, VALUE_FEATURES
+from kernels.backends.fused3s_shapes import DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, VALUE_FEATURES
 from kernels.backends.fused3s_shapes import TYPES as EDGE_TYPES
 from kernels.runtime import jit
 from kernels.runtime.jit import Element, KernelInstance, compile_ptxas
@@ -41,7 +41,7 @@ SCORES = ["s + edge0", "s * edge0 + edge1", "clamp(s, -number0, number0)"]
 # Loads of 4, 8 and 16 bytes, and every number of lanes a head.
 LANE_DIMS = [2, 12, 24, 64, 130, 256]
 FEATURES = KEY_FEATURES | VALUE_FEATURES
-LANE_TERMS = [0, EDGE_TYPES, FEATURES, EDGE_TYPES | FEATURES | DROPOUT | EXPRESSION]
+LANE_TERMS = [0, EDGE_TYPES, KEY_FACTOR, FEATURES, KEY_FACTOR | FEATURES, EDGE_TYPES | FEATURES | DROPOUT | EXPRESSION]
 
 every_arch = pytest.mark.parametrize("arch", ARCHS)
 FLOAT_ARCHS = [*ARCHS, "sm_100", "sm_120"]
@@ -155,7 +155,7 @@ def of_edges(most: int):
 
     def registers(spec):
         element, _, dim, _, terms = spec.arguments
-        return 255 if terms & (EDGE_TYPES | FEATURES) else 168 if is_packed(dim, element) else most
+        return 255 if terms & (EDGE_TYPES | KEY_FACTOR | FEATURES) else 168 if is_packed(dim, element) else most
 
     return registers
 
