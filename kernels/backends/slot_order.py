@@ -8,25 +8,32 @@ import torch
 from ..runtime.launch import stream_handle
 from ..runtime.semaphores import is_capturing
 
-KEPT = "_in_slot_order"  # attribute of a tensor: (slot_edges, stream, version of the tensor, result)
+KEPT = "_in_slot_order"  # attribute of a tensor: (slot_edges, stream, result, version of the tensor)
 
 
 def in_slot_order(values: torch.Tensor, slot_edges: torch.Tensor) -> torch.Tensor:
     """Rows of `values` [nnz, ..], which is in CSR order, by slot.
 
-    A result is used on the stream that made it alone. A tensor that was changed in place gets a new one in the same
-    memory, which a captured graph may read.
+    The result of the first call is kept as long as the tensor, since a captured graph may read it; a later change of
+    the tensor updates it in place. Other streams get results of their own, but for captures, which begin when the GPU
+    is idle. Nothing is kept of a capture: its result has no contents before a replay.
     """
-    if values.is_inference() or not values.is_cuda:
-        return values.index_select(0, slot_edges)
-    stream, version = stream_handle(values.device.index), values._version
+    stream = stream_handle(values.device.index) if values.is_cuda else 0
+    captures = values.is_cuda and is_capturing(values.device)
     kept = getattr(values, KEPT, None)
-    if kept is None or kept[0] is not slot_edges or kept[1] != stream:
+    if values.is_inference() or (kept is None and captures):
+        return values.index_select(0, slot_edges)
+    version = values._version
+    if kept is None:
         result = values.index_select(0, slot_edges)
-    elif kept[2] == version:
-        return kept[3]
     else:
-        result = torch.index_select(values, 0, slot_edges, out=kept[3])
-    if not is_capturing(values.device):  # else only a replay writes the result
-        setattr(values, KEPT, (slot_edges, stream, version, result))
+        of_slots, of_stream, result, of_version = kept
+        if of_slots is not slot_edges or (of_stream != stream and not captures):
+            return values.index_select(0, slot_edges)
+        if of_version == version:
+            return result
+        if captures:
+            return values.index_select(0, slot_edges)
+        torch.index_select(values, 0, slot_edges, out=result)
+    setattr(values, KEPT, (slot_edges, stream, result, version))
     return result
