@@ -178,9 +178,8 @@ class Fused3SBackend(CudaBackend):
             return launch_edge_kernel(data, call)
         element, num_heads, items = input_element(dtype), call.query.shape[1], data.work_items.shape[1]
         score = None if call.edges is None else call.edges.score
-        instance = choose_instance(
-            *(element, call.out_dtype, dim, items, num_heads, terms_of(call.edges), score, folds_heads(call.edges))
-        )
+        of_edges = terms_of(call.edges), score, folds_heads(call.edges)
+        instance = choose_instance(element, call.out_dtype, dim, items, num_heads, *of_edges)
         return launch(instance, data, call)
 
     def attend_backward(

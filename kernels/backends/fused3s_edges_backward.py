@@ -1,7 +1,6 @@
 """The backward pass of `fused3s` edge by edge; see cuda/fused3s_edges_backward.cu."""
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -21,7 +20,8 @@ from .score_values import Members, gradient_members, new_value_gradients, summed
 SOURCE = "fused3s_edges_backward.cu"
 FEATURE_LANES = 4  # lanes per item in `gradients_of_features`
 BY_ROW = ("own_first", "own_second", "gathered_first", "gathered_second")  # tensors [.., H, d] of struct Params
-TYPE_CHUNK = 1 << 22  # elements of [edges, H, d] per chunk in `_type_gradient`
+FACTORS = frozenset(("type_weight", "key_factor"))  # at most one of them is given
+FACTOR_CHUNK = 1 << 22  # elements of [edges, H, d] per chunk in `_factor_gradients`
 
 
 @lru_cache  # on small graphs the host time of a call counts
@@ -141,7 +141,7 @@ class _EdgeTensors:
         num_rows, num_heads, _ = query.shape
         num_edges = data.indices.numel()
 
-        def of_edges(is_wanted: Any) -> torch.Tensor | None:
+        def of_edges(is_wanted: bool) -> torch.Tensor | None:
             return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
 
         self.data, self.edges, self.wanted = data, edges, wanted
@@ -154,8 +154,8 @@ class _EdgeTensors:
             self.projected_grad = project_query(grad_output, edges.value_weight.contiguous())
             self.value_sums = query.new_empty((num_heads, num_rows, FEATURES))
         of_features = "padded_features" in wanted
-        of_factors = wanted & {"type_weight", "key_factor"} or (of_features and edges.key_factor is not None)
-        self.score_weights = of_edges(of_factors or (of_features and edges.key_weight is not None))
+        self.wants_factors = bool(wanted & FACTORS) or (of_features and edges.key_factor is not None)
+        self.score_weights = of_edges(self.wants_factors or (of_features and edges.key_weight is not None))
         self.value_weights = of_edges(of_features and edges.value_weight is not None)
         self.for_columns = edge_tensors(edges)
         self.for_columns |= {"projected_query": self.projected_query, "projected_grad": self.projected_grad}
@@ -181,18 +181,17 @@ class _EdgeTensors:
         edges, wanted = self.edges, self.wanted
         if of_rows.query is not None and self.key_sums is not None:  # dq += W t
             add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
-        makers = {
-            "padded_features": lambda: _feature_gradient(
+        found = {}
+        if "padded_features" in wanted:
+            found["padded_features"] = _feature_gradient(
                 *(self.data.row_items, edges.padded_features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
-            ),
-        }
-        found = {name: make() for name, make in makers.items() if name in wanted}
-        if self.score_weights is not None and not edges.type_weight is edges.key_factor is None:
+            )
+        if self.wants_factors:
             of_factor, of_features = _factor_gradients(self.data, query, key, self.score_weights, edges)
             if "padded_features" in wanted and of_features is not None:
-                found["padded_features"] = found["padded_features"] + of_features
-            found |= {name: of_factor for name in ("type_weight", "key_factor") if name in wanted}
+                found["padded_features"] += of_features
+            found |= dict.fromkeys(wanted & FACTORS, of_factor)
         if self.of_additive is not None:
             found["additive_weight"] = self.of_additive.sum(0).to(query.dtype)
         found.update(summed_gradients(edges, self.of_values))
@@ -297,7 +296,7 @@ def _factor_gradients(
     gradient = query.new_zeros((num_factors, num_heads * dim), dtype=torch.float32)
     of_features = None if edges.key_factor is None else torch.zeros_like(edges.padded_features)
     numbers = torch.arange(num_factors, device=query.device)
-    step = max(1, TYPE_CHUNK // (num_heads * dim))
+    step = max(1, FACTOR_CHUNK // (num_heads * dim))
     for first in range(0, num_edges, step):
         row, edge = data.column_rows[first : first + step], data.column_edges[first : first + step]
         place = torch.arange(first, first + len(edge), device=query.device)

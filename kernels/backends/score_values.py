@@ -3,7 +3,7 @@
 import torch
 
 from ..edge_data import BoundEdges
-from ..score_source import uses_score
+from ..score_source import KINDS, uses_score
 from ..score_term import MOST_NUMBERS
 from .cuda import LOG2E
 from .fused3s_data import Fused3SData
@@ -16,7 +16,7 @@ _FIELD_BITS = (
     *(("dropout", DROPOUT), ("score", EXPRESSION), ("additive_weight", ADDITIVE)),
     ("key_factor", KEY_FACTOR),
 )
-VALUES = ("row_values", "column_values", "edge_values", "head_values")
+VALUES = tuple(f"{kind}_values" for kind in KINDS)
 SCORE_DEFAULTS: dict[str, float] = {  # members of cuda/score_term_params.cuh without a score term
     **{name.replace("values", "value_heads"): 1 for name in VALUES},
     **{f"score_number_{i}": 0.0 for i in range(MOST_NUMBERS)},
@@ -71,10 +71,12 @@ def folds_heads(edges: BoundEdges | None) -> bool:
     """Whether the forward kernel over KV tiles computes several heads at a time: without edge data, or with a score
     term alone that has at most one value, for all heads and not of an edge: more take too many registers."""
     terms = terms_of(edges)
-    if terms & ~EXPRESSION or not terms:
-        return not terms
+    if not terms:
+        return True
+    if terms != EXPRESSION or edges.edge_values is not None:
+        return False
     given = [each for name in VALUES if (each := getattr(edges, name)) is not None]
-    return edges.edge_values is None and (not given or [tuple(each.shape[1:]) for each in given] == [(1, 1)])
+    return not given or [tuple(each.shape[1:]) for each in given] == [(1, 1)]
 
 
 def backward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
