@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from attention_cases import EDGE_CASES, Csr
+from formula_backend import FormulaBackend
+
+from baselines import REGISTRY
 
 os.environ["COLUMNS"] = "200"  # of tables, also in the worker processes of pytest-xdist
 
@@ -26,6 +29,14 @@ def real_graph_dir() -> Path:
 @pytest.fixture(params=EDGE_CASES)
 def edge_case(request: pytest.FixtureRequest) -> Csr:
     return EDGE_CASES[request.param]()
+
+
+@pytest.fixture
+def formula(monkeypatch: pytest.MonkeyPatch) -> FormulaBackend:
+    """A backend with a backward pass of its own, registered as "formula"."""
+    backend = FormulaBackend()
+    monkeypatch.setitem(REGISTRY, "formula", backend)
+    return backend
 
 
 @pytest.fixture

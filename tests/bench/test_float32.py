@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from bench_runs import config, context
+from bench_runs import config, context, stand_in
 from formula_backend import FormulaBackend
 
-from baselines import REGISTRY
 from bench import backward, float32
 from bench.float32 import Problem, with_precision
 from bench.runner import Measure, measured
@@ -14,9 +13,7 @@ from bench.runner import Measure, measured
 @pytest.fixture
 def ours(monkeypatch):
     """A backend with a backward pass in place of fused3s."""
-    monkeypatch.setattr(FormulaBackend, "name", "fused3s")
-    monkeypatch.setattr(FormulaBackend, "computes_in", torch.float16)
-    monkeypatch.setitem(REGISTRY, "fused3s", FormulaBackend())
+    stand_in(monkeypatch)
 
 
 def rows_of(name, *overrides):

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from bench_runs import config, context
-from formula_backend import FormulaBackend
+from bench_runs import config, context, stand_in
 
 import data
-from baselines import REGISTRY
 from bench import nsa
 from bench.nsa import Problem, plan_passes
 from bench.runner import Measure, measured
@@ -22,9 +20,7 @@ SMALL = "nsa-64"
 @pytest.fixture(autouse=True)
 def ours(monkeypatch):
     """A backend with a backward pass in place of fused3s, and a small mask."""
-    monkeypatch.setattr(FormulaBackend, "name", "fused3s")
-    monkeypatch.setattr(FormulaBackend, "computes_in", torch.float16)
-    monkeypatch.setitem(REGISTRY, "fused3s", FormulaBackend())
+    stand_in(monkeypatch)
     entry = data.info("nsa-8192")
     fields = {**vars(entry), "name": SMALL, "num_nodes": 64, "nnz": 1, "official": SelectedBlocks(64, 8, 3)}
     monkeypatch.setitem(registry(), SMALL, type(entry)(**fields))

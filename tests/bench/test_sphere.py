@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from bench_runs import config, context
-from formula_backend import FormulaBackend
+from bench_runs import config, context, stand_in
 
 import data
-from baselines import REGISTRY
 from bench import backward, gradients
 from bench.edge_inputs import EdgeInputs
 from bench.gradients import float64_gradients, torch_gradients
@@ -21,9 +19,7 @@ RECTANGULAR = "sphere-6x8-from-11x16"
 @pytest.fixture(autouse=True)
 def ours(monkeypatch):
     """A backend with a backward pass in place of fused3s, and a small rectangular graph."""
-    monkeypatch.setattr(FormulaBackend, "name", "fused3s")
-    monkeypatch.setattr(FormulaBackend, "computes_in", torch.float16)
-    monkeypatch.setitem(REGISTRY, "fused3s", FormulaBackend())
+    stand_in(monkeypatch)
     small = Sphere(6, 8, 0.6, (11, 16))
     entry = data.info("sphere-24x48-0.15")
     fields = {**vars(entry), "name": RECTANGULAR, "num_nodes": 48, "nnz": 2_000, "official": small}

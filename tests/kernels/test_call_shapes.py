@@ -5,31 +5,19 @@ from functools import partial
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, KINDS, edge_inputs, in_order, map_tensors
-from formula_backend import FormulaBackend
-from shape_cases import SHAPES, shaped, shaped_attention
+from shape_cases import SHAPES, head_options, shaped, shaped_attention
 
-from baselines import REGISTRY
 from kernels import Dropout, EdgeData, ScoreTerm, plan_attention, sparse_attention
 
 DOUBLE, SCALE = torch.float64, 0.3
 AUTOGRAD = ["reference", "csr_unfused", "scatter", "dgl", "pyg"]
 BACKENDS = [*AUTOGRAD, "formula"]
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "formula")
 close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-9)
 
 
-@pytest.fixture(autouse=True)
-def formula(monkeypatch) -> FormulaBackend:
-    backend = FormulaBackend()
-    monkeypatch.setitem(REGISTRY, "formula", backend)
-    return backend
-
-
 def planned(graph, sizes, backend="reference", **options):
-    heads, kv_heads, dim, value_dim, batch = sizes
-    batch = max(1, batch)
-    given = {"num_heads": batch * heads, "num_kv_heads": batch * kv_heads, "head_dim": max(dim, value_dim)}
-    return plan_attention(graph, backend=backend, device="cpu", **(given | {"backward": True} | options))
+    return plan_attention(graph, backend=backend, device="cpu", **(head_options(sizes) | {"backward": True} | options))
 
 
 def edge_data(kind, num_edges, sizes) -> EdgeData:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs, in_order
 from poison import poisoned_buffers
-from shape_cases import shaped, shaped_attention
+from shape_cases import head_options, shaped, shaped_attention
 
 from kernels import EdgeData, plan_attention
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
@@ -24,10 +24,7 @@ SIZES = {
 
 
 def planned(graph, sizes, dtype=HALF, **options):
-    heads, kv_heads, dim, value_dim, batch = sizes
-    batch = max(1, batch)
-    given = {"num_heads": batch * heads, "num_kv_heads": batch * kv_heads, "head_dim": max(dim, value_dim)}
-    return plan_attention(graph, backend="fused3s", device="cpu", dtype=dtype, **(given | options))
+    return plan_attention(graph, backend="fused3s", device="cpu", dtype=dtype, **(head_options(sizes) | options))
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

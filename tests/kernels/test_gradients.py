@@ -20,7 +20,6 @@ from edge_cases import (
     map_tensors,
     qkv,
 )
-from formula_backend import FormulaBackend
 
 from baselines import REGISTRY, fused3s_paper
 from kernels import AttentionPlan, EdgeData, plan_attention, sparse_attention
@@ -33,15 +32,8 @@ DOUBLE = torch.float64
 AUTOGRAD = ["reference", "dgl", "csr_unfused", "scatter", "pyg"]  # made of torch calls, with edge data
 BACKENDS = [*AUTOGRAD, "formula"]
 SCALE = 0.3
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "formula")
 close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-9)
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch) -> FormulaBackend:
-    backend = FormulaBackend()
-    monkeypatch.setitem(REGISTRY, "formula", backend)
-    return backend
 
 
 def planned(backend: str, graph: Any, **options: Any) -> AttentionPlan:

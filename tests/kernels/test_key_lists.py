@@ -5,24 +5,17 @@ from functools import partial
 import pytest
 import torch
 from edge_cases import EdgeList
-from formula_backend import FormulaBackend
 from gpu_plan_on_cpu import gpu_on_cpu
 from poison import poisoned_buffers
 from shape_cases import shaped_attention
 
-from baselines import REGISTRY
 from kernels import EdgeData, KeyLists, PlanRoom, ScoreTerm, plan_attention, plan_many, sparse_attention
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 DOUBLE, HALF, SCALE = torch.float64, torch.float16, 0.3
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "pyg", "formula"]
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "formula")
 close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-9)
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch) -> None:
-    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
 
 
 def indices_of(*size: int, num_keys: int, dtype=torch.int64, seed: int = 0) -> torch.Tensor:

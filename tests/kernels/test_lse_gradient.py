@@ -6,10 +6,8 @@ from functools import partial
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, EdgeList, qkv
-from formula_backend import FormulaBackend
 from poison import poisoned_buffers
 
-from baselines import REGISTRY
 from kernels import EdgeData, ScoreTerm, plan_attention
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
@@ -68,11 +66,6 @@ def check(
         error = float((mine.cpu().double() - right).norm(dim=-1).max()) if right.numel() else 0.0
         assert error <= bound * size, f"{label}: gradient of {name} is off by {error:.2e}, largest row {size:.2e}"
     assert of_lse[2] is None or (of_lse[2] == 0).all(), f"{label}: the log-sum-exp does not depend on v"
-
-
-@pytest.fixture
-def formula(monkeypatch):
-    monkeypatch.setitem(REGISTRY, "formula", FormulaBackend())
 
 
 @pytest.mark.usefixtures("formula")

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from formula_backend import FormulaBackend
 from torch import nn
 
-import baselines
 from fused3s_dgl import import_dgl
 from kernels import plan_attention
 from models import GraphTransformer, planned_edges
@@ -45,12 +43,6 @@ def make_model():
         return model.eval()
 
     return make
-
-
-@pytest.fixture
-def formula(monkeypatch):
-    """A backend with a backward pass of its own, registered as "formula"."""
-    monkeypatch.setitem(baselines.REGISTRY, "formula", FormulaBackend())
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 import torch
+from formula_backend import FormulaBackend
 
+from baselines import REGISTRY
 from bench.measures import MEASURES
 from bench.provenance import provenance
 from bench.records import Row, read_rows
@@ -18,6 +21,13 @@ def config(name: str, *overrides: str) -> BenchConfig:
     """A configuration of the repository, on the synthetic cora unless `overrides` say otherwise."""
     graphs = [] if name in ("peak_rates", "stability", "layers") else ["graphs=[cora]"]
     return load_bench_config(CONFIGS / f"{name}.yaml", ["source=synthetic", *graphs, *overrides])
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend with a backward pass that runs on the CPU, in place of fused3s."""
+    monkeypatch.setattr(FormulaBackend, "name", "fused3s")
+    monkeypatch.setattr(FormulaBackend, "computes_in", torch.float16)
+    monkeypatch.setitem(REGISTRY, "fused3s", FormulaBackend())
 
 
 def run(config: BenchConfig, path: Path, **options) -> tuple[int, list[Row]]:

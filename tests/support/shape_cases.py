@@ -19,6 +19,13 @@ SHAPES = {
 }
 
 
+def head_options(sizes: tuple[int, ...]) -> dict[str, int]:
+    """The arguments of `plan_attention` for calls of H, H_kv, d, d_v, B."""
+    heads, kv_heads, dim, value_dim, batch = sizes
+    batch = max(1, batch)
+    return {"num_heads": batch * heads, "num_kv_heads": batch * kv_heads, "head_dim": max(dim, value_dim)}
+
+
 def shaped(shape: tuple[int, int], sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     """q, k and v of a graph of `shape` for H, H_kv, d, d_v, B."""
     heads, kv_heads, dim, value_dim, batch = sizes

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs
-from shape_cases import shaped, shaped_attention
+from shape_cases import head_options, shaped, shaped_attention
 
 from kernels import Dropout, EdgeData, KeyLists, PlanRoom, plan_attention
 from kernels.runtime.cuda_graph import capture
@@ -28,10 +28,7 @@ SIZES = {
 
 
 def planned(graph, sizes, dtype, **options):
-    heads, kv_heads, dim, value_dim, batch = sizes
-    batch = max(1, batch)
-    given = {"num_heads": batch * heads, "num_kv_heads": batch * kv_heads, "head_dim": max(dim, value_dim)}
-    return plan_attention(graph, backend="fused3s", device=GPU, dtype=dtype, **(given | options))
+    return plan_attention(graph, backend="fused3s", device=GPU, dtype=dtype, **(head_options(sizes) | options))
 
 
 @pytest.fixture(autouse=True)
