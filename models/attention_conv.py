@@ -1,4 +1,4 @@
-"""What FusedGATConv and FusedGATv2Conv share: the attention call, the end of a layer, PyG's initial weights."""
+"""The base class of FusedGATConv and FusedGATv2Conv: attention call, end of the layer, PyG's initial weights."""
 
 import warnings
 

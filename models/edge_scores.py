@@ -38,8 +38,8 @@ def refuse_plan(edge_index: Tensor | AttentionPlan) -> None:
 def weights_of_edges(
     score: Tensor, edges: Tensor, shape: tuple[int, int], layout: torch.layout
 ) -> tuple[Tensor, Tensor]:
-    """What PyG's layers return for return_attention_weights: the edges, and the softmax [E, H] of the scores of each
-    target's edges, before dropout.
+    """The edges and the attention weights [E, H], before dropout, as PyG's layers return them for
+    return_attention_weights.
 
     Args:
         score: [E, H]; edges: as `self_loops.edge_list` takes them.

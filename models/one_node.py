@@ -21,7 +21,7 @@ Results = Tensor | tuple[Tensor, ...]
 
 
 class NodeCall(ABC):
-    """What a layer computes in one call; its attributes are all that autograd does not differentiate.
+    """One call of a layer. Its attributes are the arguments that autograd does not differentiate.
 
     Attributes:
         plan: plan of a backend with `has_backward`.

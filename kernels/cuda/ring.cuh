@@ -64,7 +64,7 @@ struct Ring {
     stage = 2 * stages + kStage_bytes - stage;
     record = next_record();
   }
-  // Of the KV tile of the next iteration; complete in this one.
+  // The record of the next iteration's KV tile. Its copy is complete in this iteration.
   __device__ __forceinline__ u32 next_record() const {
     constexpr u32 kMask = kRecords * kRecord_bytes - 1;
     return (record & ~kMask) | ((record + kRecord_bytes) & kMask);

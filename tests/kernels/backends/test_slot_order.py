@@ -1,4 +1,4 @@
-"""What is kept of edge data by slot, with the streams and captures of a GPU by stand-ins."""
+"""The cache of edge data in slot order; stand-ins replace the streams and captures of a GPU."""
 
 import pytest
 import torch
