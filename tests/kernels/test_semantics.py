@@ -115,7 +115,11 @@ def test_second_derivatives_that_pytorch_lacks_are_an_error():
         first.sum().backward()
 
 
-def test_vmap_of_the_reference():
+def test_transforms_of_the_reference():
     plan, (q, k, v) = small_plan("reference")
     together = torch.vmap(plan, in_dims=(0, None, None))(torch.stack([q, 2 * q]), k, v)
     torch.testing.assert_close(together, torch.stack([plan(q, k, v), plan(2 * q, k, v)]))
+    reverse, forward = (
+        of(lambda q: plan(q, k.detach(), v.detach()))(q.detach()) for of in (torch.func.jacrev, torch.func.jacfwd)
+    )
+    torch.testing.assert_close(forward, reverse)
