@@ -20,8 +20,8 @@ Written by `scripts/report.py` from the recorded CSVs ([what they are](README.md
 over real graphs / with surrogate and synthetic graphs too, each with its number. Real graphs come from the official
 source, or have its edges (`report/graphs.yaml`); data sets with the same edges count once. A time whose output is
 `wrong` is in no mean or ratio, nor is one marked `~`, which the host disturbed. Real graphs end at 2.7 million edges.
-Other tables and figures: `scripts/report.py --table NAME`, `scripts/plot.py NAME --set dim=64`. Training steps of layers
-are in [limits](../docs/limits.md), the paper's claims in [CLAIMS.md](CLAIMS.md).
+Other tables and figures: `scripts/report.py --table NAME`, `scripts/plot.py NAME --set dim=64`. Training steps of
+layers are in [limits](../docs/limits.md), the paper's claims in [CLAIMS.md](CLAIMS.md).
 """
 SCORES = """
 ## Trained models
@@ -66,9 +66,7 @@ def fill(text: str, texts: Mapping[str, str]) -> str:
     """
     found = BLOCK.findall(text)
     if len(found) != text.count("<!-- begin generated:") or len(found) != text.count("<!-- end generated:"):
-        raise ValueError(
-            "page: each `<!-- begin generated: NAME -->` needs an `<!-- end generated: NAME -->` after it"
-        )
+        raise ValueError("page: each `<!-- begin generated: NAME -->` needs an `<!-- end generated: NAME -->` after it")
     if unknown := [name for name, _ in found if name not in texts]:
         raise ValueError(f"page: no generated block {', '.join(unknown)}; there are {', '.join(texts)}")
     return BLOCK.sub(lambda match: _block(match[1], texts[match[1]]), text)

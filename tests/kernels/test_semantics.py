@@ -4,10 +4,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch_geometric.nn
 from attention_cases import EDGE_CASES, Csr, dense_attention, mask_of
 from poison import poisoned_buffers
 
-from fused3s import AttentionPlan, plan_attention
+from fused3s import AttentionPlan, EdgeData, plan_attention
+from fused3s.nn import TransformerConv
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
 BACKENDS = ["reference", "csr_unfused", "scatter", pytest.param("fused3s", marks=NEEDS_COMPILER)]
@@ -97,22 +99,37 @@ def test_no_rows_no_columns_or_no_edges(backend, shape):
 
 def small_plan(backend: str) -> tuple[AttentionPlan, list[torch.Tensor]]:
     edge_index = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 0, 2, 3, 3]])  # one edge twice; row 4 has none
-    plan = plan_attention(edge_index, shape=(5, 5), backend=backend, device="cpu", backward=True)
+    plan = plan_attention(edge_index, shape=(5, 5), backend=backend, device="cpu", edge_data=True, backward=True)
     generator = torch.Generator().manual_seed(2)
     return plan, [torch.randn(5, 1, 2, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(3)]
 
 
-@pytest.mark.parametrize("backend", ["reference", "scatter"])
+@pytest.mark.parametrize("backend", BACKENDS[:3])
 def test_second_derivatives_of_backends_of_torch(backend):
     plan, tensors = small_plan(backend)
-    assert torch.autograd.gradgradcheck(plan, tensors)
+    weights = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((6,), (1, 2, 2))]
+    features = torch.randn(6, 2, dtype=torch.float64)
+
+    def attend(q, k, v, bias, weight):
+        data = EdgeData(bias=bias, features=features, key_weight=weight, value_weight=weight)
+        return plan(q, k, v, edges=data)
+
+    assert torch.autograd.gradgradcheck(attend, [*tensors, *weights])
 
 
-def test_second_derivatives_that_pytorch_lacks_are_an_error():
-    plan, (q, k, v) = small_plan("csr_unfused")
-    (first,) = torch.autograd.grad(plan(q, k, v).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
-        first.sum().backward()
+def test_a_loss_on_forces_has_the_gradients_of_pygs_layer():
+    torch.manual_seed(0)
+    x, edge_index = torch.randn(20, 3, dtype=torch.float64), torch.randint(20, (2, 60))
+    ours, theirs = (of(3, 4, heads=2).double() for of in (TransformerConv, torch_geometric.nn.TransformerConv))
+    theirs.load_state_dict(ours.state_dict())
+
+    def gradients(conv: torch.nn.Module) -> dict[str, torch.Tensor]:
+        positions = x.clone().requires_grad_()
+        (forces,) = torch.autograd.grad(conv(positions, edge_index).square().sum(), positions, create_graph=True)
+        forces.square().sum().backward()
+        return {name: each.grad for name, each in conv.named_parameters()}
+
+    torch.testing.assert_close(gradients(ours), gradients(theirs))
 
 
 def test_transforms_of_the_reference():
