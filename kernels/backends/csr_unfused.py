@@ -17,6 +17,7 @@ import torch
 from ..edge_data import BoundEdges, edge_products, transform_scores
 from ..errors import UnsupportedGraphError
 from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
+from ..once_differentiable import refuse_transforms
 from .base import Backend, Call, InputSpec, dropout_factors
 from .segments import Segments, SegmentSum, softmax
 
@@ -88,6 +89,7 @@ class CSRUnfusedBackend(Backend):
         return data.with_transpose() if inputs.backward else data
 
     def attend(self, data: CSR, call: Call) -> torch.Tensor:
+        refuse_transforms(self.name)
         query, key, value, scale, out_dtype, _, edges = call.without_halves()
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             data = data.with_transpose()

@@ -13,6 +13,7 @@ import torch
 
 from ..edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
 from ..formats.edges import canonical_csr, rows_of_edges
+from ..once_differentiable import refuse_transforms
 from .base import Backend, Call, InputSpec, dropout_factors
 from .csr_unfused import CSR
 from .segments import Gather, Segments, SegmentSum, softmax
@@ -37,6 +38,7 @@ class ScatterBackend(Backend):
         return data.with_transpose() if inputs.backward else data
 
     def attend(self, data: CSR, call: Call) -> torch.Tensor:
+        refuse_transforms(self.name)
         query, key, value, scale, out_dtype, _, edges = call.without_halves()
         edges = BoundEdges() if edges is None else edges
         rows = Segments(data.row, data.indptr, None)
