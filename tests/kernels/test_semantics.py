@@ -1,4 +1,4 @@
-"""Lines of docs/semantics.md that no other test covers, for backends of torch and for `fused3s` on the CPU shim."""
+"""Lines of docs/semantics.md that no other test covers, for backends of torch and for `fused3s`."""
 
 from contextlib import nullcontext
 
@@ -12,7 +12,9 @@ from fused3s import AttentionPlan, EdgeData, plan_attention
 from fused3s.nn import TransformerConv
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
-BACKENDS = ["reference", "csr_unfused", "scatter", pytest.param("fused3s", marks=NEEDS_COMPILER)]
+OF_TORCH = ["reference", "csr_unfused", "scatter"]
+FUSED = [pytest.param("shim", marks=NEEDS_COMPILER), pytest.param("cuda", marks=pytest.mark.gpu)]  # where fused3s runs
+BACKENDS = [*OF_TORCH, *FUSED]
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCALE = 0.2
 HALF, INF = torch.float16, torch.inf
@@ -32,10 +34,11 @@ def attend(monkeypatch):
 
     def attend(backend: str, graph: Csr | torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
         shape = None if isinstance(graph, Csr) else (len(tensors[0]), len(tensors[1]))
-        with cuda_on_cpu(MODES["late"]) if backend == "fused3s" else nullcontext():
-            plan = plan_attention(graph, shape=shape, backend=backend, device="cpu", dtype=HALF, head_dim=64)
-            with poisoned_buffers(monkeypatch) if backend == "fused3s" else nullcontext():
-                return plan(*tensors, scale=SCALE)
+        device, name = "cuda" if backend == "cuda" else "cpu", backend if backend in OF_TORCH else "fused3s"
+        with cuda_on_cpu(MODES["late"]) if backend == "shim" else nullcontext():
+            plan = plan_attention(graph, shape=shape, backend=name, device=device, dtype=HALF, head_dim=64)
+            with poisoned_buffers(monkeypatch) if backend == "shim" else nullcontext():
+                return plan(*(each.to(device) for each in tensors), scale=SCALE).cpu()
 
     return attend
 
@@ -66,7 +69,7 @@ def test_a_value_that_is_not_finite_leaves_rows_of_other_windows_as_they_are(att
     v[60] = value
     output, row = attend(backend, graph, [q, k, v]), 39
     assert not output[row].isfinite().any()
-    touched = range(32, 48) if backend == "fused3s" else [row]  # a window of 16 rows, or the row
+    touched = [row] if backend in OF_TORCH else range(32, 48)  # the row, or a window of 16 rows
     others = [each for each in range(100) if each not in touched]
     assert_same(output[others], expected[others])
 
@@ -84,7 +87,7 @@ def test_the_order_of_edges_and_a_second_run_change_no_bit(attend, backend):
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (5, 5)])
-@pytest.mark.parametrize("backend", BACKENDS[:3])
+@pytest.mark.parametrize("backend", OF_TORCH)
 def test_no_rows_no_columns_or_no_edges(backend, shape):
     q, k, v = (torch.randn(length, 2, 4, requires_grad=True) for length in (*shape, shape[1]))
     plan = plan_attention(
@@ -104,7 +107,7 @@ def small_plan(backend: str) -> tuple[AttentionPlan, list[torch.Tensor]]:
     return plan, [torch.randn(5, 1, 2, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(3)]
 
 
-@pytest.mark.parametrize("backend", BACKENDS[:3])
+@pytest.mark.parametrize("backend", OF_TORCH)
 def test_second_derivatives_of_backends_of_torch(backend):
     plan, tensors = small_plan(backend)
     weights = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((6,), (1, 2, 2))]
