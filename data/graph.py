@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Task = Literal["node", "graph"]
 Source = Literal["official", "file", "synthetic"]
-Metric = Literal["accuracy", "rocauc", "ap", "mae", "f1"]
+Metric = Literal["accuracy", "balanced_accuracy", "rocauc", "ap", "mae", "rmse", "f1"]
 PARTS = ("train", "valid", "test")
 MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
 

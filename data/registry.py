@@ -9,6 +9,7 @@ import yaml
 
 from data.graph import GraphSpec, Metric, Task
 from data.sources.base import OfficialSource
+from data.sources.block_models import SbmCluster, SbmPattern
 from data.sources.edge_lists import EdgeList, Facebook100
 from data.sources.elliptic import Elliptic
 from data.sources.large import Igb, Papers100M
@@ -25,7 +26,7 @@ from data.synthetic.windows import Deciles, LogNormal
 TABLE = Path(__file__).with_name("datasets.yaml")
 READERS = (
     *(BigBird, EdgeList, Elliptic, Facebook100, Igb, Longformer, OgbGraphs, OgbNodes, Papers100M, Planetoid),
-    *(PygCollection, PygGraph, SelectedBlocks, Sphere),
+    *(PygCollection, PygGraph, SbmCluster, SbmPattern, SelectedBlocks, Sphere),
 )
 GENERATORS = (DenseBatch, HugeGraph, MoleculeBatch, NoSurrogate, SuperpixelBatch, SyntaxTreeBatch, WindowedGraph)
 
