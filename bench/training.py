@@ -23,6 +23,7 @@ from configs.bench import WITH_FLOAT32, BenchConfig
 from configs.schema import TrainingConfig
 from models import GraphInputs, GraphTransformer
 from models.fast import training_forward
+from training.losses import cross_entropy
 from training.optimiser import make_optimiser
 from training.precision import WorkingCopy
 from training.step import CapturedStep, Step
@@ -104,7 +105,7 @@ def make_step(context: Context, case: Case) -> tuple[Step, Batch]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(CLASSES, (meta.num_nodes,), generator=generator).to(device)
     forward = training_forward(working.model, case.dense)
-    return Step(model, working, forward, optimiser, 1.0), Batch(prepared, labels)
+    return Step(model, working, forward, optimiser, 1.0, cross_entropy), Batch(prepared, labels)
 
 
 def gradients(step: Step) -> Tensor:

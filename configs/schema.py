@@ -220,6 +220,7 @@ class TrainingConfig(Section):
     warmup_epochs: int = Field(default=0, ge=0)  # the learning rate rises linearly
     epochs: Passes = 200
     patience: Passes | None = None  # stop after so many epochs without a better metric
+    loss: Literal["auto", "l1", "l2"] = "auto"  # auto: by the metric (training.losses); l1 and l2 are of regression
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, else float32
     seeds: Annotated[tuple[Seed, ...], Field(strict=False)] = ()  # a run each
     checkpoint_seconds: Finite = 30.0  # time between two checkpoints

@@ -134,6 +134,7 @@ class GraphMeta:
         edge_feature_dim: columns of the edge features; 0 where none were asked for.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
         num_keys: columns of A, where these are other nodes than its N rows; None: the same nodes.
+        unit: of the targets of regression; "" if unknown or none.
     """
 
     name: str
@@ -156,6 +157,7 @@ class GraphMeta:
     edge_feature_cardinalities: tuple[int, ...] | None = None
     collection_size: int | None = None
     num_keys: int | None = None
+    unit: str = ""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -208,8 +210,7 @@ class LoadedGraph(CsrTensors):
         splits: for "train", "valid" and "test" the int64 ids of the loaded nodes (node task) or graphs (graph task);
             None if the set has no standard split.
         graph_ids: [G] int64, numbers of the graphs in their collection; None if they are not known.
-        metric: "accuracy", "rocauc" (area under the ROC curve), "ap" (average precision), the last two averaged over
-            the tasks, "mae" or "f1"; None if the set has no standard one.
+        metric: the standard one, of `training.metrics`; None if the set has none.
     """
 
     meta: GraphMeta

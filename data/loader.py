@@ -251,6 +251,7 @@ def _finish(
         sha256=csr.sha256,
         collection_size=csr.collection_size,
         num_keys=csr.num_keys,
+        unit=entry.unit if entry else "",
         **about_edges,
     )
     return LoadedGraph(

@@ -67,6 +67,7 @@ class Dataset(GraphSpec):
         edge_feature_dim: columns of the edge features; 0 if the set has none.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
         metric: the standard metric of the official labels; None if the source has no labels or there is no standard.
+        unit: of the targets of regression; "" for none.
         published: block statistics that the surrogate is fitted to; None where none are published.
         note: remarks for a reader of results.
         warmup, repeats: default passes of an inference run (runtime.warmup, runtime.repeats): fewer on large graphs, of
@@ -87,6 +88,7 @@ class Dataset(GraphSpec):
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
     metric: Metric | None = None
+    unit: str = ""
     published: Published | None = None
     note: str = ""
     warmup: int = 3

@@ -189,7 +189,7 @@ def result_rows(run: Run) -> list[Row]:
         ]
     rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
     if run.score:
-        rows.append(row("model", f"{run.score.part}_{run.score.metric}", "1", run.score.value))
+        rows.append(row("model", f"{run.score.part}_{run.score.metric}", run.score.unit or "1", run.score.value))
     if found := run.accuracy:
         measured = {"argmax_agreement": found.argmax_agreement, "output_error": found.relative}
         note = {"note": "against float32"}

@@ -27,8 +27,8 @@ def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[
         "note": f"epoch {result.best_epoch} of {result.epochs}",
     }
     measured = {
-        f"valid_{result.metric}": ("1", [result.valid]),
-        f"test_{result.metric}": ("1", [result.test]),
+        f"valid_{result.metric}": (trainer.unit or "1", [result.valid]),
+        f"test_{result.metric}": (trainer.unit or "1", [result.test]),
         "epoch_time": ("ms", [1e3 * seconds for seconds in result.seconds]),
     }
     return [
@@ -46,8 +46,8 @@ def learning_curve(trainer: Trainer) -> list[float]:
 def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Path, also: dict[str, Any]) -> list[Row]:
     """The learning curves of several seeds, of which `trainer` ran one; a run that stopped early counts with its last
     value."""
-    name = f"valid_{trainer.result.metric}"
-    shared = _columns(trainer, config_path) | {"variant": f"{len(curves)} seeds", "metric": name, "unit": "1"}
+    about = {"metric": f"valid_{trainer.result.metric}", "unit": trainer.unit or "1"}
+    shared = _columns(trainer, config_path) | {"variant": f"{len(curves)} seeds"} | about
     rows = []
     for epoch in range(max(map(len, curves))):
         spread = Spread.of([curve[min(epoch, len(curve) - 1)] for curve in curves])

@@ -28,9 +28,10 @@ from parallel.part import Part
 from parallel.report import partition_lines
 from training.log import EpochRecord
 from training.loop import Trainer
+from training.losses import balanced_cross_entropy
 from training.metrics import UNKNOWN, labels_of
 from training.step import Step
-from training.tasks import PARTS, Batch, Forward, GraphsTask, Plan, Task
+from training.tasks import PARTS, Batch, Forward, GraphsTask, NodesOfGraphsTask, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ class RankStep(Step):
 
     def __init__(self, group: Group, *arguments: Any) -> None:
         super().__init__(*arguments)
+        if self.loss_of is balanced_cross_entropy:
+            raise ValueError("the weights of the classes would be of one rank's rows; train on one process")
         self.group = group
 
     def loss(self, batch: Share) -> Tensor:
@@ -170,6 +173,7 @@ class PartTask:
     """`training.tasks.NodesTask` for one part of a graph. `loaded` holds labels and splits of the part's rows."""
 
     steps = 1
+    targets = None
 
     def __init__(self, part: Part, loaded: LoadedGraph, model: GraphModel, plan: Plan, group: Group) -> None:
         labels, self.metric = labels_of(loaded)
@@ -211,8 +215,10 @@ class SharedGraphsTask:
             raise ValueError(
                 "model.norm = 'batch' on several ranks: its statistics would be of one rank's graphs; use 'layer'"
             )
+        if isinstance(task, NodesOfGraphsTask):
+            raise ValueError("nodes of a collection of graphs on several ranks: train on one process")
         self.task, self.group = task, group
-        self.metric, self.steps, self.sizes = task.metric, task.steps, task.sizes
+        self.metric, self.steps, self.sizes, self.targets = task.metric, task.steps, task.sizes, task.targets
         self.kept: dict[str, list[Share]] = {}  # of evaluation, which are the same in each epoch
 
     def batches(self, seed: list[int]) -> Iterator[Share]:
@@ -241,7 +247,7 @@ class SharedGraphsTask:
 
 
 def known_labels(labels: Tensor) -> int:
-    """Labels that `training.metrics.loss_of` counts."""
+    """Labels that a loss of `training.losses` counts."""
     known = ~labels.isnan() if labels.is_floating_point() else labels >= 0
     return int(known.sum())
 

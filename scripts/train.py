@@ -1,4 +1,4 @@
-"""Train the Graph Transformer on a data set with labels and splits, and report its test metric.
+"""Train a model on a data set with labels and splits, and report its test metric.
 
     python scripts/train.py --config configs/train/cora.yaml [--set section.key=value ...] [--output DIR] [--resume]
     torchrun --nproc-per-node 4 scripts/train.py ...     # on several GPUs: docs/several-gpus.md
@@ -55,7 +55,7 @@ def main(
     ] = False,
     results: Annotated[Path, typer.Option(help="CSV that the results are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
-    """Train the Graph Transformer on a data set with labels and splits, and report its test metric."""
+    """Train a model on a data set with labels and splits, and report its test metric."""
     console.quiet = not is_first_process()
     cli.configure_logging(*([] if console.quiet else ["data"]))
     with cli.short_errors(*USER_ERRORS, explain=error_text):
@@ -106,7 +106,7 @@ def train(
         console.print(Text(f"weights      {trainer.weights_path}"))
     if trainer.writes:
         append_rows(results, curve_rows(trainer, curves, config_path, rank_columns(trainer)))
-        console.print(report_table(found))
+        console.print(report_table(found, trainer.unit))
         cli.print_end("rows", results)
     return True
 
@@ -123,6 +123,7 @@ def describe(trainer: Trainer) -> None:
         "seed": f"{trainer.seed}, folder {trainer.folder}",
         "data set": f"{trainer.meta.name}: {trainer.meta.source}, {trainer.meta.origin}",
         "split": f"{sizes} {kind}",
+        "metric": METRICS[trainer.task.metric] + (f" in {trainer.unit}" if trainer.unit else ""),
         "attention": f"{trainer.backend} on {trainer.device}, {str(trainer.precision).removeprefix('torch.')}",
         "layers": trainer.dense,
         "CUDA graph": f"{'yes' if trainer.captured else 'no'} ({trainer.graph_reason})",
@@ -168,10 +169,10 @@ def stop_on_interrupt(trainer: Trainer) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def report_table(found: dict[int, TrainResult]) -> Table:
-    """A row for each seed, and their mean with its standard error."""
+def report_table(found: dict[int, TrainResult], unit: str) -> Table:
+    """A row for each seed, and their mean with its standard error; `unit` of the metric, "" for none."""
     results = list(found.values())
-    name = METRICS[results[0].metric]
+    name = METRICS[results[0].metric] + (f" ({unit})" if unit else "")
     table = Table("seed", "epochs", "best epoch", f"validation {name}", f"test {name}", "ms of an epoch (median)")
     for seed, one in found.items():
         milliseconds = f"{1e3 * statistics.median(one.seconds):.2f}" if one.seconds else ""

@@ -13,6 +13,7 @@ from models import GraphModel
 from models.torch_files import read_torch_file
 from training.errors import TrainingError
 from training.files import write_atomically
+from training.metrics import is_better
 from training.step import Step
 
 VERSION = 3
@@ -20,7 +21,7 @@ VERSION = 3
 
 @dataclass
 class Best:
-    """The best epoch so far, by validation metric and then by validation loss."""
+    """The best epoch so far, by validation metric and then by the lower validation loss."""
 
     epoch: int
     metric: float
@@ -32,8 +33,9 @@ class Best:
         weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         return cls(epoch, metric, loss, weights)
 
-    def is_beaten_by(self, metric: float, loss: float) -> bool:
-        return (metric, -loss) > (self.metric, -self.loss)
+    def is_beaten_by(self, name: str, metric: float, loss: float) -> bool:
+        """Whether an epoch with this value of the metric `name` is better."""
+        return is_better(name, metric, self.metric) or (metric == self.metric and loss < self.loss)
 
 
 def identity(config: Config, meta: GraphMeta, seed: int) -> dict[str, Any]:

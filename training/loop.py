@@ -21,7 +21,8 @@ from training.captured_graphs import CapturedGraphs, capture_refused
 from training.checkpoint import Best, identity, load_state, save_state
 from training.errors import TrainingError
 from training.log import EpochRecord, TrainingLog
-from training.metrics import loss_of, score
+from training.losses import loss_for
+from training.metrics import score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.padded_batches import Room
 from training.precision import WorkingCopy
@@ -42,7 +43,7 @@ class TrainResult:
         epochs: number of epochs trained.
         best_epoch: epoch with the best validation metric; its weights are kept.
         metric: name of the metric.
-        valid, test: metric on these splits with the kept weights.
+        valid, test: metric on these splits with the kept weights; of regression in the unit of the targets.
         seconds: time of the training steps in seconds, per epoch of this process.
     """
 
@@ -110,7 +111,8 @@ class Trainer:
         optimiser = make_optimiser(working.vectors, config.training, self.device)
         self.dense = training_path(working.model, config.runtime.dense)
         forward = training_forward(working.model, self.dense, dynamic=self.task.static is None)
-        self.step = self._make_step(model, working, forward, optimiser, config.training.clip_norm)
+        loss = loss_for(self.task.metric, config.training.loss)
+        self.step = self._make_step(model, working, forward, optimiser, config.training.clip_norm, loss)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False
@@ -127,6 +129,11 @@ class Trainer:
     def captured(self) -> bool:
         """Whether the step is a CUDA graph."""
         return not isinstance(self.runner, Step)
+
+    @property
+    def unit(self) -> str:
+        """Unit of the metric; "" for none."""
+        return self.meta.unit if self.task.targets else ""
 
     @property
     def weights_path(self) -> Path:
@@ -188,12 +195,19 @@ class Trainer:
         loss = self._total(losses).item() / self.task.steps
         seconds = time.perf_counter() - start
         self._check_finite("training loss", loss, epoch)
-        logits, labels = self.task.predict(self.runner.evaluate, "valid")
-        valid_loss = loss_of(logits, labels).item()
+        outputs, labels = self.task.predict(self.runner.evaluate, "valid")
+        valid_loss = self.step.loss_of(outputs, labels).item()
         self._check_finite("validation loss", valid_loss, epoch)
-        metric = score(self.task.metric, logits, labels)
-        is_best = self.best is None or self.best.is_beaten_by(metric, valid_loss)
+        metric = self._score(outputs, labels)
+        is_best = self.best is None or self.best.is_beaten_by(self.task.metric, metric, valid_loss)
         return EpochRecord(epoch, rate, loss, valid_loss, metric, seconds, is_best)
+
+    def _score(self, outputs: Tensor, labels: Tensor) -> float:
+        """The metric, of regression in the unit of the targets."""
+        targets = self.task.targets
+        if targets:
+            outputs, labels = targets.in_units(outputs), targets.in_units(labels)
+        return score(self.task.metric, outputs, labels)
 
     def _check_finite(self, name: str, loss: float, epoch: int) -> None:
         if math.isfinite(loss):
@@ -225,12 +239,14 @@ class Trainer:
             seed=self.seed,
             config_sha=self.config.sha(),
             config=self.config.model_dump(mode="json"),
+            unit=self.unit,
         )
-        save_weights(self.weights_path, self.best.weights, about)
+        targets, weights = self.task.targets, self.best.weights
+        save_weights(self.weights_path, targets.folded(weights) if targets else weights, about)
 
     def _finish(self, seconds: tuple[float, ...]) -> TrainResult:
         self.step.model.load_state_dict(self.best.weights)
-        test = score(self.task.metric, *self.task.predict(self.runner.evaluate, "test"))
+        test = self._score(*self.task.predict(self.runner.evaluate, "test"))
         if self.writes:
             self._export(test)
         return TrainResult(self.done, self.best.epoch, self.task.metric, self.best.metric, test, seconds)
@@ -274,6 +290,8 @@ class Trainer:
     def _capture_refused(self) -> str | None:
         if self.device.type != "cuda":
             return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
+        if self.task.static is None and self.meta.task == "node":
+            return "batches with labels of nodes are not padded"
         if self.task.static is None:
             return capture_refused(self.step, self.task, self.backend, self.config.attention.reorder)
         return None

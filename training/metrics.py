@@ -1,24 +1,40 @@
-"""Loss and metric of a task.
+"""Metrics of a task, and the labels that they compare.
 
-metric    labels                               loss                    score
-accuracy  int64 [rows], -1 for unknown         cross entropy           share of rows whose largest output is the label
-rocauc    float [rows, T], NaN for missing     binary cross entropy    mean over the T tasks of the area under the ROC
-ap        the same                             the same                mean over the tasks of the average precision
+metric              labels                               score
+accuracy            int64 [rows], -1 for unknown         share of rows whose largest output is the label
+balanced_accuracy   the same                             mean over the classes of the share of their rows (recall)
+f1                  the same                             mean over the classes of the F1 score
+rocauc              float [rows, T], NaN for missing     mean over the T tasks of the area under the ROC
+ap                  the same                             mean over the tasks of the average precision
+mae                 the same                             mean over the T targets of the mean absolute error
+rmse                the same                             mean over the targets of the root of the mean squared error
 
-As in ogb's evaluators, a task without a positive or without a negative label is left out of the mean.
+A class without rows, a target without labels and, as in ogb's evaluators, a task without a positive or without a
+negative label are left out of the mean.
 """
 
 import logging
 from dataclasses import dataclass
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from data import LoadedGraph
+from data.graph import Metric, Task
 
 logger = logging.getLogger(__name__)
 
-METRICS = {"accuracy": "accuracy", "rocauc": "ROC-AUC", "ap": "average precision"}  # with their names in a report
+METRICS = {  # with their names in a report
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "f1": "F1",
+    "rocauc": "ROC-AUC",
+    "ap": "average precision",
+    "mae": "mean absolute error",
+    "rmse": "RMSE",
+}
+OF_CLASSES = ("accuracy", "balanced_accuracy", "f1")
+OF_TARGETS = ("mae", "rmse")  # of regression: lower is better
 UNKNOWN = -100  # cross_entropy's default of ignore_index
 
 
@@ -29,6 +45,7 @@ class Score:
     Attributes:
         part: "test", or "all" for a data set without splits.
         rows: number of nodes or graphs; kind: "nodes" or "graphs".
+        unit: of the value; "" for none.
     """
 
     metric: str
@@ -36,14 +53,25 @@ class Score:
     value: float
     rows: int
     kind: str
+    unit: str = ""
 
     @property
     def title(self) -> str:
         return METRICS[self.metric] if self.part == "all" else f"{self.part} {METRICS[self.metric]}"
 
     def describe(self) -> str:
-        value = f"{self.value:.2%} of" if self.metric == "accuracy" else f"{self.value:.4f} over"
-        return f"{value} {self.rows:,} {self.kind}"
+        if self.metric == "accuracy":
+            return f"{self.value:.2%} of {self.rows:,} {self.kind}"
+        return f"{with_unit(self.value, self.unit)} over {self.rows:,} {self.kind}"
+
+
+def with_unit(value: float, unit: str) -> str:
+    """The value of a metric for a report."""
+    return f"{value:.4f} {unit}".rstrip()
+
+
+def is_better(metric: str, value: float, than: float) -> bool:
+    return value < than if metric in OF_TARGETS else value > than
 
 
 def labels_of(loaded: LoadedGraph) -> tuple[Tensor, str]:
@@ -55,40 +83,65 @@ def labels_of(loaded: LoadedGraph) -> tuple[Tensor, str]:
     name = loaded.meta.name
     if loaded.labels is None:
         raise ValueError(f"{name}: has no labels ({loaded.meta.source}: {loaded.meta.origin})")
-    labels = loaded.labels
-    single = labels.dim() == 1 or (loaded.metric == "accuracy" and labels.shape[1] == 1)
-    metric = loaded.metric or ("accuracy" if single and not labels.is_floating_point() else None)
-    if metric not in METRICS or (metric == "accuracy") != single:
+    labels, metric = loaded.labels, loaded.metric or default_metric(loaded.labels, loaded.meta.task)
+    single = labels.dim() == 1 or (metric in OF_CLASSES and labels.shape[1] == 1)
+    if metric not in METRICS or (metric in OF_CLASSES) != single:
         raise ValueError(
-            f"{name}: its metric is {metric} with labels {list(labels.shape)}; implemented are accuracy (one label a "
-            "row), rocauc and ap (a column for each task)"
+            f"{name}: its metric is {metric} with labels {list(labels.shape)}; implemented are "
+            f"{', '.join(OF_CLASSES)} (one label a row), and rocauc, ap, {', '.join(OF_TARGETS)} (a column for each "
+            "task)"
         )
-    return (labels.flatten().long(), metric) if single else (labels.float(), metric)
+    return (labels.flatten().nan_to_num(-1).long(), metric) if single else (labels.float(), metric)
 
 
-def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean loss over the known labels, without data-dependent shapes; labels as in `labels_of`, or UNKNOWN."""
-    logits = logits.float()
-    if not labels.is_floating_point():
-        # A separate sum: torch's mean reduction of the loss runs in one thread block.
-        losses = F.cross_entropy(logits, labels.where(labels >= 0, UNKNOWN), reduction="none")
-        return losses.sum() / (labels >= 0).sum()
-    known = ~labels.isnan()
-    loss = F.binary_cross_entropy_with_logits(logits, labels.where(known, 0.0), weight=known.float(), reduction="sum")
-    return loss / known.sum().clamp(min=1)
+def default_metric(labels: Tensor, task: Task) -> Metric | None:
+    """The metric of a data set that states none: accuracy for classes of nodes; for labels of graphs rocauc if all are
+    0 or 1, else mae; None for other labels."""
+    if labels.dim() == 1 and not labels.is_floating_point():
+        return "accuracy"
+    if labels.dim() != 2 or task != "graph":
+        return None
+    return "rocauc" if ((labels == 0) | (labels == 1) | labels.isnan()).all() else "mae"
 
 
-def score(metric: str, logits: Tensor, labels: Tensor) -> float:
-    """The value of the metric, at most 1.
+def score(metric: str, outputs: Tensor, labels: Tensor) -> float:
+    """The value of the metric.
+
+    Args:
+        outputs: logits [rows, classes] or [rows, T], or predictions in the unit of the targets.
 
     Raises:
         ValueError: the metric is undefined for these labels.
     """
+    if metric in OF_CLASSES:
+        return _of_classes(metric, outputs, labels)
+    return _of_targets(metric, outputs, labels) if metric in OF_TARGETS else _of_tasks(metric, outputs, labels)
+
+
+def _of_classes(metric: str, outputs: Tensor, labels: Tensor) -> float:
+    known = labels >= 0
+    if not known.any():
+        raise ValueError(f"{metric}: none of the rows has a label")
+    found, labels, classes = outputs.argmax(1)[known], labels[known], outputs.shape[1]
     if metric == "accuracy":
-        known = labels >= 0
-        if not known.any():
-            raise ValueError("accuracy: none of the rows has a label")
-        return (logits.argmax(1) == labels)[known].double().mean().item()
+        return (found == labels).double().mean().item()
+    confusion = torch.bincount(labels * classes + found, minlength=classes**2).view(classes, classes).double()
+    right, of_label, of_output = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    total = of_label if metric == "balanced_accuracy" else (of_label + of_output) / 2
+    return (right / total)[total > 0].mean().item()
+
+
+def _of_targets(metric: str, outputs: Tensor, labels: Tensor) -> float:
+    known = ~labels.isnan()
+    errors = (outputs.double() - labels.double()).where(known, 0.0)
+    count = known.sum(0)
+    if not count.any():
+        raise ValueError(f"{metric}: none of the {len(labels)} rows has a label")
+    found = errors.abs().sum(0) / count if metric == "mae" else (errors.square().sum(0) / count).sqrt()
+    return found[count > 0].mean().item()
+
+
+def _of_tasks(metric: str, logits: Tensor, labels: Tensor) -> float:
     # Importing torchmetrics takes seconds.
     from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
@@ -114,4 +167,5 @@ def score_on_test(logits: Tensor, loaded: LoadedGraph) -> Score | None:
     except ValueError as error:
         logger.warning("no test metric: %s", error)
         return None
-    return Score(metric, part, value, len(labels), "nodes" if loaded.meta.task == "node" else "graphs")
+    kind, unit = "nodes" if loaded.meta.task == "node" else "graphs", loaded.meta.unit
+    return Score(metric, part, value, len(labels), kind, unit if metric in OF_TARGETS else "")

@@ -9,7 +9,7 @@ from fused3s import capture_step
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models import GraphModel
 from models.fast import Forward
-from training.metrics import loss_of
+from training.losses import Loss
 from training.precision import WorkingCopy
 from training.tasks import Batch
 
@@ -21,6 +21,7 @@ class Step:
         working: the copy of `model` that computes.
         forward: forward pass of the copy, see `models.fast.training_forward`.
         clip_norm: largest norm of the gradient; None: no limit.
+        loss_of: loss of outputs and labels.
 
     Attributes:
         model: model with float32 weights.
@@ -34,9 +35,10 @@ class Step:
         forward: Forward,
         optimiser: torch.optim.Optimizer,
         clip_norm: float | None,
+        loss_of: Loss,
     ) -> None:
         self.model, self.working, self.forward, self.optimiser = model, working, forward, optimiser
-        self.clip_norm = clip_norm
+        self.clip_norm, self.loss_of = clip_norm, loss_of
         self.device = working.model.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=working.model.dtype == torch.float16)
 
@@ -58,7 +60,7 @@ class Step:
         return loss.detach()
 
     def loss(self, batch: Batch) -> Tensor:
-        return loss_of(self.forward(batch.inputs), batch.labels)
+        return self.loss_of(self.forward(batch.inputs), batch.labels)
 
     def reduce(self, weights: list[nn.Parameter]) -> None:
         """Complete the gradients of the optimiser's vectors; nothing to do on one process."""

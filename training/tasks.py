@@ -1,4 +1,5 @@
-"""Training tasks: one graph with training nodes, or batches of graphs with one plan each."""
+"""Training tasks: one graph with training nodes, or batches of graphs, with labels of graphs or of nodes, with one plan
+each."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from data import LoadedGraph
 from data.csr_batches import CsrBatches, to_device
+from data.packed import rows_of
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
-from training.metrics import UNKNOWN, labels_of
+from training.metrics import OF_TARGETS, UNKNOWN, labels_of
+from training.targets import Targets
 
 PARTS = ("train", "valid", "test")
 Plan = Callable[[Any], Attention]  # of a DGLGraph or a CSRPattern
@@ -38,12 +41,14 @@ class Task(Protocol):
         steps: batches per epoch.
         sizes: number of rows with a prediction in each of PARTS.
         static: the only batch; None if batches change.
+        targets: of regression, whose labels are standardised by them; None for classes.
     """
 
     metric: str
     steps: int
     sizes: dict[str, int]
     static: Batch | None
+    targets: Targets | None
 
     def batches(self, seed: list[int]) -> Iterator[Batch]:
         """The batches of an epoch; `seed` decides their order."""
@@ -74,7 +79,7 @@ def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, batch_size: in
     if meta.task == "graph":
         return GraphsTask(loaded, labels, metric, model, plan, batch_size)
     if meta.num_graphs > 1:
-        raise ValueError(f"{meta.name}: nodes of {meta.num_graphs} graphs; node tasks are trained on a single graph")
+        return NodesOfGraphsTask(loaded, labels, metric, model, plan, batch_size)
     return NodesTask(loaded, labels, metric, model, plan)
 
 
@@ -82,6 +87,7 @@ class NodesTask:
     """Nodes of one graph: each step runs the whole graph, and the loss counts the training nodes."""
 
     steps = 1
+    targets = None
 
     def __init__(self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphModel, plan: Plan) -> None:
         self.metric = metric
@@ -112,12 +118,14 @@ class GraphsTask:
         model.check_features(loaded.graph)
         self.device = model.device
         self.graphs = CsrBatches(loaded, batch_size, self.device)
-        self.ids = loaded.splits
+        self.sizes = {part: len(ids) for part, ids in loaded.splits.items()}
+        self.ids = self._graphs_of(loaded)
+        self.targets = Targets.of(labels[loaded.splits["train"]]) if metric in OF_TARGETS else None
+        labels = self.targets.standardised(labels) if self.targets else labels
         unknown = torch.full_like(labels[:1], torch.nan if labels.is_floating_point() else UNKNOWN)
-        self.labels = torch.cat([labels, unknown]).to(self.device)  # the last row belongs to no graph
-        self.sizes = {part: len(ids) for part, ids in self.ids.items()}
+        self.labels = torch.cat([labels, unknown]).to(self.device)  # the last row belongs to no graph or node
         self.model, self.plan, self.batch_size = model, plan, batch_size
-        self.steps = -(-self.sizes["train"] // batch_size)
+        self.steps = -(-len(self.ids["train"]) // batch_size)
         self.kept = list(self._batches("valid", None))  # the same in each epoch
         self.inputs(self.ids["train"][:1].numpy())  # a backend that cannot run is an error now
 
@@ -128,6 +136,14 @@ class GraphsTask:
         batches = self.kept if part == "valid" else self._batches(part, None)
         found = [(forward(batch), batch.labels) for batch in batches]
         return torch.cat([logits for logits, _ in found]), torch.cat([labels for _, labels in found])
+
+    def labels_of(self, ids: np.ndarray) -> Tensor:
+        """Labels of the rows of the output for the graphs `ids` [B]."""
+        return self.labels[to_device(torch.from_numpy(ids), self.device)]
+
+    def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
+        """Ids of the graphs of each split."""
+        return loaded.splits
 
     def inputs(self, ids: np.ndarray) -> GraphInputs:
         """Inputs of the graphs `ids` [B], with a plan of their own."""
@@ -144,6 +160,27 @@ class GraphsTask:
         return (GraphsBatch(self, ids) for ids in self.order(part, seed))
 
 
+class NodesOfGraphsTask(GraphsTask):
+    """Labels of the nodes of a collection, whose splits hold all nodes of their graphs."""
+
+    def labels_of(self, ids: np.ndarray) -> Tensor:
+        return super().labels_of(rows_of(ids, self.graphs.sizes))
+
+    def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
+        sizes = self.graphs.sizes
+        found = {}
+        for part, nodes in loaded.splits.items():
+            counts = np.bincount(np.repeat(np.arange(sizes.size), sizes)[nodes.numpy()], minlength=sizes.size)
+            wrong = np.flatnonzero((counts > 0) & (counts != sizes))
+            if wrong.size:
+                raise ValueError(
+                    f"{loaded.meta.name}: the {part} split holds {counts[wrong[0]]} of the {sizes[wrong[0]]} nodes of "
+                    f"graph {wrong[0]}; the splits of a collection take whole graphs"
+                )
+            found[part] = torch.from_numpy(np.flatnonzero(counts))
+        return found
+
+
 class GraphsBatch:
     """A `Batch` of the graphs `ids` [B] with lazy tensors: a captured step reads the ids alone."""
 
@@ -156,4 +193,4 @@ class GraphsBatch:
 
     @cached_property
     def labels(self) -> Tensor:
-        return self._task.labels[to_device(torch.from_numpy(self.ids), self._task.device)]
+        return self._task.labels_of(self.ids)

@@ -18,7 +18,7 @@ from configs import Config
 from data import GraphMeta
 from models import CheckpointError, GraphModel, load_checkpoint
 from training.files import write_atomically
-from training.metrics import METRICS
+from training.metrics import METRICS, with_unit
 
 # Keys of `model` that shape the weights.
 ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "edge_features")
@@ -36,6 +36,7 @@ class TrainedWeights:
         graphs: number of graphs of the data set.
         metric: a name of `training.metrics.METRICS`.
         valid, test: metric on these splits; test is None before the end of the run.
+        unit: of the metric and of the model's outputs; "" for none.
         epoch: epoch of the weights, the one with the best validation metric.
         config_sha, config: the resolved configuration.
     """
@@ -52,6 +53,7 @@ class TrainedWeights:
     config_sha: str
     config: dict[str, Any]
     torch: str = torch.__version__
+    unit: str = ""
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], about: TrainedWeights) -> None:
@@ -99,9 +101,9 @@ class Weights:
             return f"random ({self.reason})"
         if self.about is None:
             return f"{self.name} ({self.reason})"
-        found = f"{METRICS[self.about.metric]} {self.about.valid:.4f} (validation)"
+        found = f"{METRICS[self.about.metric]} {with_unit(self.about.valid, self.about.unit)} (validation)"
         if self.about.test is not None:
-            found += f", {self.about.test:.4f} (test)"
+            found += f", {with_unit(self.about.test, self.about.unit)} (test)"
         return f"{self.name} ({self.reason}): {self.about.data}, epoch {self.about.epoch}, {found} when trained"
 
 

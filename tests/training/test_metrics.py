@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from data.sources.ogb_import import import_ogb
-from training.metrics import loss_of, score, score_on_test
+from training.losses import balanced_cross_entropy, binary_cross_entropy, cross_entropy, l1, l2, loss_for
+from training.metrics import labels_of, score, score_on_test
 
 
 def test_accuracy_leaves_unknown_labels_out():
@@ -18,13 +19,13 @@ def test_accuracy_leaves_unknown_labels_out():
 def test_cross_entropy_by_hand():
     logits = torch.tensor([[0.0, math.log(3.0)], [7.0, 7.0], [1.0, 0.0]], dtype=torch.float16)
     labels = torch.tensor([1, 0, -1])
-    assert loss_of(logits, labels).item() == pytest.approx((math.log(4 / 3) + math.log(2)) / 2, rel=1e-3)
+    assert cross_entropy(logits, labels).item() == pytest.approx((math.log(4 / 3) + math.log(2)) / 2, rel=1e-3)
 
 
 def test_binary_cross_entropy_counts_known_labels_only():
     logits = torch.tensor([[0.0, 5.0], [math.log(3.0), 0.0]], requires_grad=True)
     labels = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
-    loss = loss_of(logits, labels)
+    loss = binary_cross_entropy(logits, labels)
     assert loss.item() == pytest.approx((math.log(2) + math.log(4)) / 2)
     loss.backward()
     torch.testing.assert_close(logits.grad, torch.tensor([[-0.25, 0.0], [0.375, 0.0]]))
@@ -52,3 +53,62 @@ def test_labels_and_splits_decide_what_inference_scores(nodes, graphs, replaced)
     assert score_on_test(logits, replaced(nodes, splits=None)).part == "all"
     assert score_on_test(logits, replaced(nodes, labels=None)) is None
     assert score_on_test(graphs.labels.nan_to_num(), graphs).value == 1
+
+
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "f1"])
+def test_means_over_classes_agree_with_torchmetrics(metric):
+    from torchmetrics.functional.classification import multiclass_f1_score, multiclass_recall
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, 5, generator=generator)
+    logits[:, 4] -= 9  # a class without rows, and never the largest output
+    labels = torch.multinomial(torch.tensor([0.6, 0.2, 0.15, 0.05]), 300, True, generator=generator)
+    labels[:20] = -1
+    oracle = {"balanced_accuracy": multiclass_recall, "f1": multiclass_f1_score}[metric]
+    expected = oracle(logits.argmax(1), labels, num_classes=5, average="macro", ignore_index=-1)
+    assert score(metric, logits, labels) == pytest.approx(expected.item(), rel=1e-6)
+    with pytest.raises(ValueError, match=f"{metric}: none of the rows has a label"):
+        score(metric, logits, torch.full((300,), -1))
+
+
+def test_balanced_cross_entropy_is_that_of_torch_with_the_benchmarks_weights():
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(50, 4, generator=generator), torch.randint(3, (50,), generator=generator)
+    labels[labels == 2] = torch.randint(2, (int((labels == 2).sum()),), generator=generator)  # fewer, and none of 3
+    labels[0] = 2
+    counts = torch.bincount(labels, minlength=4)
+    weights = torch.where(counts > 0, (50 - counts) / 50, 0.0)
+    expected = torch.nn.CrossEntropyLoss(weight=weights)(logits, labels)
+    with_unknown = torch.cat([labels, torch.tensor([-1, -100])]), torch.cat([logits, torch.full((2, 4), 9.0)])
+    for some_labels, some_logits in ((labels, logits), with_unknown):
+        assert balanced_cross_entropy(some_logits, some_labels).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert balanced_cross_entropy(logits, torch.zeros(50, dtype=torch.int64)).item() == 0
+
+
+def test_losses_and_metrics_of_regression_count_known_labels_only():
+    labels = torch.tensor([[1.0, torch.nan], [3.0, 5.0], [torch.nan, torch.nan]])
+    outputs = torch.tensor([[2.0, 7.0], [0.0, 3.0], [4.0, 4.0]], requires_grad=True)
+    assert score("mae", outputs, labels) == pytest.approx((4 / 2 + 2) / 2)
+    assert score("rmse", outputs, labels) == pytest.approx((math.sqrt(10 / 2) + 2) / 2)
+    assert l1(outputs, labels).item() == pytest.approx((1 + 3 + 2) / 3)
+    loss = l2(outputs, labels)
+    assert loss.item() == pytest.approx((1 + 9 + 4) / 3)
+    loss.backward()
+    torch.testing.assert_close(outputs.grad, torch.tensor([[2.0, 0.0], [-6.0, -4.0], [0.0, 0.0]]) / 3)
+    with pytest.raises(ValueError, match="mae: none of the 3 rows has a label"):
+        score("mae", outputs, torch.full((3, 2), torch.nan))
+
+
+def test_a_collection_of_ones_own_is_ranked_or_regressed(graphs, replaced):
+    own = replaced(graphs, metric=None)
+    assert labels_of(own)[1] == "rocauc"  # 0, 1 and missing
+    assert labels_of(replaced(own, labels=own.labels + 0.5))[1] == "mae"
+    assert labels_of(replaced(own, labels=own.labels * 2))[1] == "mae"
+    with pytest.raises(ValueError, match=r"its metric is None with labels \[37, 2\]"):
+        labels_of(replaced(own, meta=replaced(own.meta, task="node"), labels=torch.zeros(37, 2)))
+
+
+def test_a_loss_of_regression_is_refused_for_classes():
+    with pytest.raises(ValueError, match=r"training\.loss = 'l2': it is of regression, and the metric here is rocauc"):
+        loss_for("rocauc", "l2")
+    assert (loss_for("rmse", "auto"), loss_for("rmse", "l1")) == (l2, l1)

@@ -9,7 +9,7 @@ import fused3s
 from configs.schema import TrainingConfig
 from fused3s.dgl import import_dgl
 from models import GraphTransformer
-from training.metrics import loss_of
+from training.losses import BY_METRIC
 from training.optimiser import make_optimiser
 from training.precision import WorkingCopy
 from training.step import Step
@@ -38,19 +38,23 @@ def plan(graph, dtype):
     return fused3s.plan_attention(graph, backend="reference", device="cpu", dtype=dtype, head_dim=8, backward=True)
 
 
+def loss_of(labels):
+    return BY_METRIC["rocauc" if labels.is_floating_point() else "accuracy"]
+
+
 def step_of(model, graph, labels, dtype, lr=1e-9):
     working = WorkingCopy(model, dtype)
     config = TrainingConfig(optimizer="sgd", lr=lr, weight_decay=0.0)
     optimiser = make_optimiser(working.vectors, config, torch.device("cpu"))
     batch = Batch(working.model.prepare(graph, plan(graph, dtype)), labels)
-    return Step(model, working, working.model, optimiser, None), batch
+    return Step(model, working, working.model, optimiser, None, loss_of(labels)), batch
 
 
 def gradients_of(model, graph, labels, dtype):
     """Loss and gradients by torch alone; 16 bits by autocast."""
     kept = next(model.parameters()).dtype
     with torch.autocast("cpu", dtype, enabled=dtype != kept):
-        loss = loss_of(model.train()(model.prepare(graph, plan(graph, dtype))), labels)
+        loss = loss_of(labels)(model.train()(model.prepare(graph, plan(graph, dtype))), labels)
     loss.backward()
     return loss.item(), torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
 
