@@ -1,0 +1,125 @@
+"""Nodes of a collection, and regression: runs as a whole against models by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from model_by_hand import dense_attention
+from safetensors.torch import load_file
+
+from inference.training_rows import run_rows
+from models import GraphTransformer
+from training import Trainer
+from training.metrics import score_on_test
+from training.targets import Targets
+from training.tasks import PARTS
+
+LONG = {"training__epochs": 20, "training__lr": 0.02, "training__checkpoint_seconds": 30.0, "data__batch_size": 5}
+
+
+@pytest.fixture
+def nodes_of_graphs(graphs, replaced):
+    """The collection with a label for each node, its larger feature of two: the second for one node in six."""
+    features = graphs.node_data["feat"]
+    labels = (features[:, 1] > features[:, 0] + 1.4).long()
+    labels[::11] = -1
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), graphs.graph_sizes.cumsum(0)])
+    splits = {part: torch.arange(starts[ids[0]], starts[ids[-1] + 1]) for part, ids in graphs.splits.items()}
+    meta = replaced(graphs.meta, task="node", num_classes=2)
+    return replaced(graphs, meta=meta, labels=labels, splits=splits, metric="balanced_accuracy")
+
+
+@pytest.fixture
+def targets(graphs, replaced):
+    """The collection with two targets of regression, far from 0 and of other sizes; one in six is missing."""
+    features, starts = graphs.node_data["feat"], graphs.graph_sizes.cumsum(0) - graphs.graph_sizes
+    means = torch.stack([part.mean(0)[:2] for part in features.tensor_split(starts[1:])])
+    labels = torch.tensor([300.0, -7.0]) + torch.tensor([20.0, 0.1]) * means
+    labels[torch.from_numpy(np.random.default_rng(1).random(labels.shape) < 1 / 6)] = torch.nan
+    return replaced(graphs, meta=replaced(graphs.meta, unit="eV"), labels=labels, metric="mae")
+
+
+def outputs_of(loaded, folder):
+    """Outputs of the saved weights for all rows."""
+    settings = {"in_features": 6, "num_classes": 2, "task": loaded.meta.task, "dim": 8, "blocks": 2, "heads": 2}
+    model = GraphTransformer(**settings).eval()
+    model.load_state_dict(load_file(folder / "best.safetensors"))
+    with torch.no_grad():
+        return model(model.prepare(loaded.graph, dense_attention(loaded.graph)))
+
+
+def test_nodes_of_a_collection_learn(nodes_of_graphs, make_config, trained, tmp_path):
+    trainer, records = trained(make_config(**LONG), nodes_of_graphs, tmp_path)
+    assert trainer.task.sizes == {part: len(nodes_of_graphs.splits[part]) for part in PARTS}
+    assert trainer.task.steps == 2
+    assert records[-1].loss < 0.5 * records[0].loss
+    best = max(records, key=lambda record: (record.valid_metric, -record.valid_loss))
+    assert (trainer.result.best_epoch, trainer.result.metric) == (best.epoch, "balanced_accuracy")
+    outputs = outputs_of(nodes_of_graphs, tmp_path)
+    assert trainer.result.test == pytest.approx(score_on_test(outputs, nodes_of_graphs).value)
+    ids = nodes_of_graphs.splits["valid"]
+    found, labels = outputs[ids].argmax(1), nodes_of_graphs.labels[ids]
+    recalls = [(found[labels == label] == label).double().mean() for label in (0, 1)]
+    assert best.valid_metric == pytest.approx(torch.stack(recalls).mean().item())
+
+
+def test_a_batch_has_the_labels_of_its_nodes(nodes_of_graphs, make_config, tmp_path):
+    task = Trainer(make_config(data__batch_size=3), nodes_of_graphs, tmp_path, seed=0).task
+    parts = nodes_of_graphs.labels.tensor_split(nodes_of_graphs.graph_sizes.cumsum(0)[:-1])
+    for batch in task.batches([0, 1]):
+        assert torch.equal(batch.labels, torch.cat([parts[graph] for graph in batch.ids]))
+        assert len(batch.inputs.features) == len(batch.labels)
+
+
+def test_a_split_that_cuts_a_graph_is_refused(nodes_of_graphs, make_config, replaced, tmp_path):
+    splits = nodes_of_graphs.splits | {"valid": nodes_of_graphs.splits["valid"][1:]}
+    with pytest.raises(ValueError, match=r"tiny: the valid split holds \d+ of the \d+ nodes of graph 10;"):
+        Trainer(make_config(), replaced(nodes_of_graphs, splits=splits), tmp_path, seed=0)
+
+
+@pytest.mark.parametrize(("metric", "loss"), [("mae", "auto"), ("rmse", "l1")])
+def test_regression_keeps_the_lowest_error_in_the_unit_of_the_targets(
+    targets, make_config, replaced, trained, tmp_path, metric, loss
+):
+    loaded = replaced(targets, metric=metric)
+    trainer, records = trained(make_config(**LONG | {"training__epochs": 50, "training__loss": loss}), loaded, tmp_path)
+    assert records[-1].loss < 0.7 * records[0].loss
+    best = min(records, key=lambda record: (record.valid_metric, record.valid_loss, record.epoch))
+    assert (trainer.result.best_epoch, trainer.result.valid) == (best.epoch, best.valid_metric)
+    # The saved weights predict in units, without a further step.
+    outputs = outputs_of(loaded, tmp_path).double()
+    valid = loaded.splits["valid"]
+    errors = outputs[valid] - loaded.labels[valid].double()
+    power = 1 if metric == "mae" else 2
+    expected = errors.abs().pow(power).nanmean(0).pow(1 / power).mean().item()
+    assert best.valid_metric == pytest.approx(expected, rel=1e-3)
+    found = score_on_test(outputs, loaded)
+    assert trainer.result.test == pytest.approx(found.value, rel=1e-3)
+    assert found.describe() == f"{found.value:.4f} eV over 7 graphs"
+    assert json.loads((tmp_path / "best.json").read_text())["unit"] == "eV"
+    units = {row.metric: row.unit for row in run_rows(trainer, tmp_path, {})}
+    assert units == {f"valid_{metric}": "eV", f"test_{metric}": "eV", "epoch_time": "ms"}
+
+
+def test_a_resumed_regression_goes_on_as_before(targets, make_config, trained, tmp_path):
+    config = make_config(training__epochs=4, training__patience=2)
+    whole, _ = trained(config, targets, tmp_path / "whole")
+    part = Trainer(config, targets, tmp_path / "part", seed=0)
+    for record in part.run():
+        part.stop = record.epoch == 1
+    rest, _ = trained(config, targets, tmp_path / "part", resume=True)
+    assert (rest.result.valid, rest.result.test) == (whole.result.valid, whole.result.test)
+    a, b = (load_file(tmp_path / folder / "best.safetensors") for folder in ("whole", "part"))
+    assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+
+def test_targets_are_standardised_by_their_known_labels():
+    labels = torch.tensor([[1.0, 5.0, torch.nan], [3.0, 5.0, 2.0], [torch.nan, 5.0, 4.0]])
+    targets = Targets.of(labels)
+    standard = targets.standardised(labels)
+    torch.testing.assert_close(standard[:2, 0], torch.tensor([-1.0, 1.0]))
+    assert standard[:, 1].tolist() == [0, 0, 0]  # a constant target
+    torch.testing.assert_close(targets.in_units(standard).float(), labels, equal_nan=True)
+    with pytest.raises(ValueError, match="target 2 has no known label in the training split"):
+        Targets.of(labels[:1])
