@@ -1,0 +1,181 @@
+"""QM9 (Ramakrishnan et al. 2014) from the package `qm9pack`: molecules of up to 9 heavy atoms, with positions of their
+atoms and properties computed by B3LYP. The package leaves out the 3,054 molecules that failed a consistency check.
+
+The package's tables are converted once, to `<root>/qm9/qm9.npz`, which may also be copied there. An atom attends to all
+atoms within CUTOFF of it, itself included. The features of this edge are the values of NUM_CENTRES Gaussians of the
+distance. Node features are the element and the number of atoms of the molecule, which a mean over the atoms hides.
+
+The split is random, and the same for all targets: 110,000 molecules for training, 10,000 for validation, the rest for
+the test.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.atomic import made_once
+from data.canonical import csr_hash
+from data.errors import DatasetMissingError
+from data.graph import CsrGraph
+from data.memory import require_memory
+from data.packed import consecutive, rows_of
+from data.selection import Selection, renumbered
+from data.sources.base import OfficialSource, Remote, reading
+from data.synthetic.random import shuffled
+
+URL = "https://pypi.org/project/qm9pack"
+VERSION = "1.0.3"
+TABLES = ("qm9_part1.csv", "qm9_part2.csv", "qm9_part3.csv")
+ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}  # atomic numbers; a code is a place in this table
+# Published with the data, in hartree: U0 of single atoms.
+ATOM_U0 = {"H": -0.500273, "C": -37.846772, "N": -54.583861, "O": -75.064579, "F": -99.718730}
+HARTREE = 27.211386245988  # eV
+# Column of the tables, and its unit in that of the target.
+TARGETS = {
+    "mu": ("Dipole_debye", 1.0),
+    "alpha": ("Polarizability_bohr3", 1.0),
+    "gap": ("HOMO_LUMO_gap_au", HARTREE),
+    "r2": ("R2_bohr2", 1.0),
+    "u0": ("InternalEnergy_0K_au", HARTREE),
+}
+COLUMNS = tuple(column for column, _ in TARGETS.values())
+PARTS = {"train": 110_000, "val": 10_000}
+SPLIT_SEED = 0
+CUTOFF = 5.0  # angstrom
+NUM_CENTRES = 16
+GRAPHS_AT_A_TIME = 4096
+BYTES_PER_PAIR = 2 * (4 * NUM_CENTRES + 8)  # parts, and the arrays that they become
+
+
+@dataclass(frozen=True)
+class Qm9(OfficialSource):
+    """QM9 with one target.
+
+    Attributes:
+        target: a name of TARGETS; of u0 the energies of the single atoms are subtracted.
+    """
+
+    target: str
+
+    def files(self, root: Path) -> Sequence[Remote]:
+        return [Remote(URL, root / "qm9" / "qm9.npz")]
+
+    def fetch(self, root: Path) -> None:
+        with made_once(self.files(root)[0].target) as unfinished:
+            if unfinished is not None:
+                np.savez_compressed(unfinished, **converted(installed_tables()))
+
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
+        path = self.files(root)[0].target
+        with reading(path), np.load(path, allow_pickle=False) as file:
+            sizes, numbers, positions, values = (file[key] for key in ("sizes", "numbers", "positions", self.target))
+        sizes = sizes.astype(np.int64)
+        graphs = split_of(sizes.size)
+        chosen = np.arange(sizes.size)
+        if selection.split:
+            chosen = graphs["valid" if selection.split == "val" else selection.split]
+        picked = chosen[selection.pick(chosen.size, str(path))]
+        atoms = rows_of(picked, sizes)
+        element = np.searchsorted(list(ELEMENTS.values()), numbers[atoms])
+        label = values[picked] * TARGETS[self.target][1]
+        if self.target == "u0":
+            owner = np.repeat(np.arange(picked.size), sizes[picked])
+            of_atoms = np.array(list(ATOM_U0.values()))[element]
+            label -= HARTREE * np.bincount(owner, of_atoms, picked.size)
+        sizes = sizes[picked]
+        indptr, col, distance_features = radius_graph(positions[atoms], sizes)
+        return CsrGraph(
+            indptr,
+            col,
+            csr_hash(indptr, col),
+            selection.described(URL),
+            graph_sizes=sizes,
+            ndata={"feat": np.stack([element, np.repeat(sizes, sizes)], 1)},
+            edata={"feat": distance_features},
+            graph_labels=label.astype(np.float32)[:, None],
+            splits=renumbered(graphs, picked, len(values)),
+            graph_ids=picked,
+            collection_size=chosen.size,
+        )
+
+
+def split_of(count: int) -> dict[str, np.ndarray]:
+    """Ids of the molecules of each part."""
+    order = shuffled(np, np.arange(count), SPLIT_SEED, 0)
+    sizes = PARTS | {"test": count - sum(PARTS.values())}
+    return {part: np.sort(order[places]) for part, places in consecutive(sizes).items()}
+
+
+def radius_graph(positions: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs of atoms within CUTOFF, each atom and itself included.
+
+    Args:
+        positions: [N, 3] in angstrom; sizes: [B] atoms of each molecule.
+
+    Returns:
+        indptr [N + 1] and col [nnz] int32, and the distances' features [nnz, NUM_CENTRES] float32.
+    """
+    require_memory(f"QM9: {sizes.size:,} molecules", int((sizes**2).sum()) * BYTES_PER_PAIR)
+    starts = np.cumsum(sizes) - sizes
+    degrees, cols, features = [], [], []
+    for first in range(0, sizes.size, GRAPHS_AT_A_TIME):
+        part = slice(first, first + GRAPHS_AT_A_TIME)
+        per_atom = np.repeat(sizes[part], sizes[part])  # candidates of each atom: those of its molecule
+        query = starts[first] + np.repeat(np.arange(per_atom.size), per_atom)
+        place = np.arange(query.size) - np.repeat(np.cumsum(per_atom) - per_atom, per_atom)
+        key = np.repeat(np.repeat(starts[part], sizes[part]), per_atom) + place
+        distance = np.linalg.norm(positions[query] - positions[key], axis=1)
+        near = distance <= CUTOFF
+        degrees.append(np.bincount(query[near] - starts[first], minlength=per_atom.size))
+        cols.append(key[near].astype(np.int32))
+        features.append(gaussians(distance[near]))
+    indptr = np.concatenate([[0], *degrees]).cumsum().astype(np.int32)
+    return indptr, np.concatenate(cols), np.concatenate(features)
+
+
+def gaussians(distance: np.ndarray) -> np.ndarray:
+    """[n] -> [n, NUM_CENTRES] float32: Gaussians of unit height around centres from 0 to CUTOFF, as wide as their
+    spacing."""
+    centres = np.linspace(0, CUTOFF, NUM_CENTRES, dtype=np.float32)
+    return np.exp(-0.5 * ((distance.astype(np.float32)[:, None] - centres) / centres[1]) ** 2)
+
+
+def installed_tables() -> Path:
+    """The folder of the package's tables. Its import would need pkg_resources, which setuptools has dropped."""
+    spec = importlib.util.find_spec("qm9pack")
+    if spec is None:
+        raise DatasetMissingError(
+            f"QM9 comes with the package qm9pack, which is not installed: pip install qm9pack=={VERSION} (104 MB)"
+        )
+    return Path(spec.submodule_search_locations[0], "data")
+
+
+def converted(tables: Path) -> dict[str, np.ndarray]:
+    """Arrays of the kept file: sizes [G], numbers [N], positions [N, 3] float32 and the targets [G] float64. Molecules
+    are in the order of their published numbers."""
+    import pandas as pd
+
+    columns = ["Index", "N_atoms", "Elements", "XYZ_Ang", *COLUMNS]
+    with reading(tables):
+        table = pd.concat([pd.read_csv(tables / name, usecols=columns) for name in TABLES]).sort_values("Index")
+        sizes = table["N_atoms"].to_numpy(np.uint8)
+        symbols = np.array(",".join(table["Elements"]).translate(str.maketrans("", "", "[]' ")).split(","))
+        numbers = np.array(list(ELEMENTS.values()), np.uint8)[_places(symbols)]
+        text = ",".join(table["XYZ_Ang"]).translate(str.maketrans("", "", "[]"))
+        positions = np.fromstring(text, np.float64, sep=",").reshape(-1, 3).astype(np.float32)
+        if not sizes.sum(dtype=np.int64) == len(numbers) == len(positions):
+            raise ValueError(f"{sizes.sum(dtype=np.int64)} atoms, {len(numbers)} elements, {len(positions)} positions")
+    targets = {name: table[column].to_numpy(np.float64) for name, (column, _) in TARGETS.items()}
+    return {"sizes": sizes, "numbers": numbers, "positions": positions, **targets}
+
+
+def _places(symbols: np.ndarray) -> np.ndarray:
+    """The place of each symbol in ELEMENTS."""
+    known = np.array(list(ELEMENTS))
+    found, inverse = np.unique(symbols, return_inverse=True)
+    if wrong := sorted({*found.tolist()} - ELEMENTS.keys()):
+        raise ValueError(f"the element {wrong[0]!r}; {', '.join(ELEMENTS)} are known")
+    return np.array([int(np.flatnonzero(known == symbol)[0]) for symbol in found])[inverse]
