@@ -1,6 +1,11 @@
 # `make infer` and `make test` each work as the first command on a fresh machine: both set up .venv first.
 # `make help` prints the comment after "##" of each target.
-CUDA ?= 13
+# 13, 12 or cpu; .venv keeps what it was made for.
+MADE_FOR := $(shell cat .venv/.installed 2>/dev/null)
+CUDA ?= $(or $(MADE_FOR),13)
+CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
+EXTRA := $(if $(filter cpu,$(CUDA)),cpu,cuda$(CUDA))
+SIZE := $(if $(filter cpu,$(CUDA)),2 GB,6 GB)
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
@@ -17,15 +22,22 @@ TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, PYTHON=/path/to/python)
+setup: .venv/.installed ## install everything into .venv (CUDA=12: for CUDA 12; CUDA=cpu: without; PYTHON=/path/to/python)
 
-.venv/.installed: pyproject.toml
+.PHONY: check-cuda
+check-cuda:
+	@case "$(CUDA)" in 13 | 12 | cpu) ;; *) echo "CUDA=$(CUDA): allowed are 13, 12 and cpu"; exit 1 ;; esac
+	@test "$(CUDA)" = "$(or $(MADE_FOR),$(CUDA))" || { \
+		echo ".venv was made for CUDA=$(MADE_FOR), and this asks for CUDA=$(CUDA); run make clean first"; exit 1; }
+
+.venv/.installed: pyproject.toml | check-cuda
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
-	@echo "installing into .venv what pyproject.toml pins: PyTorch, CuPy for CUDA $(CUDA), DGL, PyG, ogb and tools;"
-	@echo "about 6 GB, a few minutes of download"
+	@echo "installing into .venv what pyproject.toml pins: PyTorch$(if $(filter cpu,$(CUDA)), without CUDA, \
+		and CuPy for CUDA $(CUDA)), DGL, PyG, ogb and tools; $(SIZE) on disk, some minutes"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),clone,dev,docs]'
-	@touch $@
+	$(BIN)/python -m pip install --disable-pip-version-check $(if $(filter cpu,$(CUDA)),--extra-index-url $(CPU_WHEELS)) \
+		--editable '.[$(EXTRA),clone,dev,docs]'
+	@echo $(CUDA) > $@
 
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
 	$(BIN)/python scripts/infer.py --config $(CONFIG)

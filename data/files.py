@@ -16,7 +16,8 @@ edge, whatever its value.
     .csv         an edge list in its first two columns, with or without a header line (without numbers)
 
 Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise each id is replaced by its rank among all
-ids of the file. An edge list cannot hold a node without edges: use one of the other formats.
+ids of the file, which are then in `node_data["id"]`. Names are no ids: number them first. An edge list cannot hold a
+node without edges: use one of the other formats.
 """
 
 import logging
@@ -110,7 +111,18 @@ def _read_columns(path: Path) -> np.ndarray:
         first = pd.read_csv(path, header=None, nrows=1, encoding="utf-8-sig")
         is_header = pd.to_numeric(first.iloc[0, :2], errors="coerce").isna().all()
         options = {"sep": ",", "header": 0 if is_header else None}
-    return pd.read_csv(path, usecols=[0, 1], dtype=np.int64, engine="c", **options).to_numpy()
+    options |= {"usecols": [0, 1], "engine": "c"}
+    try:
+        return pd.read_csv(path, dtype=np.int64, **options).to_numpy()
+    except ValueError:
+        cells = pd.read_csv(path, dtype=str, **options)  # an error of its own, if that is no edge list at all
+        wrong = cells[~cells.apply(lambda ids: ids.str.fullmatch(r"\s*[+-]?\d+\s*", na=False)).all(axis=1)]
+        if wrong.empty:
+            raise
+        raise ValueError(
+            f"edge {wrong.index[0]} is {', '.join(map(str, wrong.iloc[0]))}; node ids must be integers of 0 and above: "
+            "number names first, for example with pandas.factorize, and keep their table"
+        ) from None
 
 
 def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
@@ -119,7 +131,7 @@ def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
     if ids[-1] != ids.size - 1:
         logger.info("%s: node ids have gaps; a node is now the rank of its id (0 to %d)", path, ids.size - 1)
     row, col = np.ascontiguousarray(rank.reshape(pairs.shape).T, dtype=np.int64)
-    return checked_graph(path, row, col, ids.size)
+    return checked_graph(path, row, col, ids.size, ndata={"id": ids} if ids[-1] != ids.size - 1 else {})
 
 
 def _read_mtx(path: Path) -> Any:

@@ -46,7 +46,8 @@ class Contents:
 
     Attributes:
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
-        ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]).
+        ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]), "label" (int64 [N]) and, of an edge
+            list whose ids have gaps, "id" (int64 [N], ascending): the ids of its nodes.
         edata: arrays with a row for each edge: "feat" (float32 [E, F] or int64 [E, C]), or nothing.
         graph_labels: [B, T] float32, NaN where a label is missing; None if the graphs have none.
         splits: int64 ids of the nodes (node task) or graphs (graph task) of each of `PARTS`; None without a split.
@@ -173,7 +174,8 @@ class CsrTensors:
         row_pointers: [N + 1] offset of each row's edges, int32, or int64 from 2^31 edges on. A row is a query.
         columns: [nnz] of the same type, ascending in each row: the keys. Both are None where a graph is not in memory.
         graph_sizes: [G] int64, nodes of each graph; of a single graph [1].
-        node_data: "feat" float32 [N, F] or int64 [N, C], "label", and what else the source has for each node.
+        node_data: "feat" float32 [N, F] or int64 [N, C], "label", "id" (int64 [N], where the source has other ids than
+            0 .. N - 1), and what else the source has for each node.
         edge_data: "feat" float32 [nnz, F] or int64 [nnz, C], or nothing.
     """
 

@@ -84,7 +84,15 @@ def test_ids_with_gaps_become_ranks(tmp_path, ending):
     path = tmp_path / f"g.{ending}"
     separator = "," if ending == "csv" else "\t"
     path.write_text("\n".join(separator.join(pair) for pair in (("500", "7"), ("7", "230425980"), ("12", "7"))))
-    assert dense(load(path)).tolist() == [[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    loaded = load(path)
+    assert dense(loaded).tolist() == [[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert loaded.node_data["id"].tolist() == [7, 12, 500, 230425980]
+
+
+def test_names_as_node_ids_end_in_a_sentence(tmp_path):
+    (tmp_path / "n.csv").write_text("from,to\n1,2\nalice,2\n")
+    with pytest.raises(ValueError, match=r"n\.csv: .*edge 1 is alice, 2; node ids must be integers .*factorize"):
+        load(tmp_path / "n.csv")
 
 
 def test_features_and_labels_of_a_file(tmp_path):
