@@ -51,6 +51,21 @@ def train(arguments, monkeypatch, one_thread):
     return train
 
 
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        (("cora", "cora", ["training.seeds=[0, 1]"]), "cora"),
+        (("cora-10-blocks", "cora", []), "cora-10-blocks"),
+        (("cora", "mine", ["data.name=mine", "data.path=../mine.npz"]), "cora-mine"),
+        (("cora", "co", []), "cora-co"),
+        (("mine", "mine", ["training.lr = 1e-3", "attention.backend=dgl"]), "mine-lr=1e-3-backend=dgl"),
+        (("mine", "a b", ["model.checkpoint=../x/y"]), "mine-a_b-checkpoint=.._x_y"),
+    ],
+)
+def test_a_run_is_named_after_its_config_its_data_and_its_settings(given, folder):
+    assert load_script("train").run_folder(*given) == Path("runs", folder)
+
+
 def wait_for_rows(log, count, is_running):
     end = time.monotonic() + 120
     while not log.is_file() or len(log.read_text().splitlines()) <= count:
