@@ -21,20 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def arguments(user_graph, tmp_path):
-    """Arguments for a run in `tmp_path`/NAME."""
-    (tmp_path / "mine.yaml").write_text(
-        f"""
-        data: {{name: mine, source: file, path: '{user_graph}'}}
-        model: {{dim: 8, blocks: 1, dropout: 0.2, attention_dropout: 0.2}}
-        attention: {{backend: reference}}
-        runtime: {{device: cpu}}
-        training: {{epochs: 4, lr: 1e-2, checkpoint_seconds: 0}}
-        """
-    )
+    """Arguments for a run of the template in `tmp_path`/NAME."""
+    settings = [
+        *(f"data.path={user_graph}", "model.dim=8", "model.blocks=1", "model.attention_dropout=0.2"),
+        *("attention.backend=reference", "runtime.device=cpu", "training.patience=null", "training.lr=1e-2"),
+        *("training.epochs=4", "training.checkpoint_seconds=0"),
+    ]
 
     def arguments(name, *more):
-        paths = ["--config", tmp_path / "mine.yaml", "--output", tmp_path / name, "--results", tmp_path / "r.csv"]
-        return [*map(str, [*paths, *more])]
+        paths = ["--config", "configs/mine.yaml", "--output", tmp_path / name, "--results", tmp_path / "r.csv"]
+        return [*map(str, paths), *(word for one in settings for word in ("--set", one)), *more]
 
     return arguments
 
