@@ -201,7 +201,8 @@ def _finish(
             "loads its edges"
         )
     if csr.removed:
-        logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
+        listed = csr.col.size + csr.removed
+        logger.info("%s: %d edges are listed, %d of them different: each counts once", name, listed, csr.col.size)
 
     if source == "official" and entry.num_graphs is None and csr.num_nodes != entry.num_nodes:
         text = "%s: %s holds %s nodes, and %s are published: another version, or incomplete"

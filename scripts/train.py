@@ -155,14 +155,17 @@ def follow(trainer: Trainer) -> None:
     """Train, with a bar on a terminal and a line every few seconds elsewhere."""
     pause = 0.1 if console.is_terminal else 5.0  # an epoch can take less than a millisecond
     name = METRICS[trainer.task.metric]
-    shown, waiting = time.monotonic(), 0
-    with cli.progress(trainer.config.training.epochs - trainer.done) as advance:
+    start = shown = time.monotonic()
+    waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
+    with cli.progress(epochs - before) as advance:
         for record in trainer.run():
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"
                 best = f"best {trainer.best.metric:.4f} in epoch {trainer.best.epoch}"
-                advance(f"epoch {record.epoch}: {losses}, {name} {record.valid_metric:.4f} ({best})", waiting)
+                left = (time.monotonic() - start) / (record.epoch - before) * (epochs - record.epoch)
+                end = f"; at most {left / 60:.1f} min left" if left and not console.is_terminal else ""
+                advance(f"epoch {record.epoch}: {losses}, {name} {record.valid_metric:.4f} ({best}){end}", waiting)
                 shown, waiting = time.monotonic(), 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from scripts_as_modules import load_script
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from bench.records import read_rows
@@ -80,8 +81,11 @@ def test_report_files_and_rows(train, tmp_path):
             *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard")
         }
         assert len((folder / "metrics.csv").read_text().splitlines()) == 5
-        assert any(path.stat().st_size for path in (folder / "tensorboard").iterdir())
         about = json.loads((folder / "best.json").read_text())
+        board = EventAccumulator(str(folder / "tensorboard")).Reload()
+        (test,) = board.Scalars("test_metric")
+        assert (test.step, test.value) == (about["epoch"], pytest.approx(about["test"]))
+        assert [point.step for point in board.Scalars("valid_metric")] == [1, 2, 3, 4]
         assert (about["seed"], about["metric"], about["data"]) == (seed, "accuracy", "mine")
         tests.append(about["test"])
     rows = read_rows(tmp_path / "r.csv")
