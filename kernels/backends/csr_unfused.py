@@ -54,7 +54,7 @@ def _sparse_csr(
     indptr: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, int]
 ) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        warnings.filterwarnings("ignore", "Sparse (CSR tensor support is in beta|invariant checks are implicitly)")
         return torch.sparse_csr_tensor(indptr, indices, values, shape, check_invariants=False)
 
 
