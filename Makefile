@@ -14,10 +14,11 @@ TRAIN_CONFIG ?= configs/train/cora.yaml
 FIGURES ?= all
 RESULTS ?= results
 PROCESSES ?= 2
+LIMIT ?= 5
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
 .DEFAULT_GOAL := setup
-.PHONY: help setup infer train tables reproduce-figures report check-figures test lint docs wheel check-wheel clean
+.PHONY: help setup infer train tables reproduce-figures regress report check-figures test lint docs wheel check-wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,7 +43,7 @@ check-cuda:
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
 	$(BIN)/python scripts/infer.py --config $(CONFIG)
 
-train: setup ## train on Cora into runs/cora (TRAIN_CONFIG=another.yaml, RUN=folder); continues a stopped run
+train: setup ## train on Cora into runs/cora (TRAIN_CONFIG=configs/mine.yaml, RUN=folder); continues a stopped run
 	$(BIN)/python scripts/train.py --config $(TRAIN_CONFIG) $(if $(RUN),--output $(RUN)) --resume
 
 # The paper's data set, decile and format tables; TABLE_SETS='--all --source synthetic' takes about ten minutes and 14 GiB.
@@ -53,6 +54,10 @@ tables: setup ## the paper's data set, decile and format tables (TABLE_SETS='cor
 # that. Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
 reproduce-figures: setup ## measure if there is a GPU, then draw (FIGURES=smoke: minutes; none: only draw; SOURCE=auto: with surrogates)
 	$(BIN)/python scripts/reproduce_figures.py $(FIGURES) $(if $(SOURCE),--source $(SOURCE))
+
+# Which cells: configs/regress.yaml. A GPU without recorded rows: scripts/regress.py --record.
+regress: setup ## measure recorded times of this GPU again; fail if one is longer by over LIMIT=5 percent
+	$(BIN)/python scripts/regress.py --limit $(LIMIT)
 
 report: setup ## RESULTS.md, CLAIMS.md, figures and the README's tables from the CSVs (RESULTS=results/local: your own)
 	$(BIN)/python scripts/report.py --results $(RESULTS)
@@ -70,7 +75,6 @@ lint: setup ## ruff
 docs: setup ## the pages of docs/ with the API reference, into build/docs; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# dist/fused3s-*.whl: the kernels alone, as the package fused3s.
 wheel: setup ## build dist/fused3s-*.whl, the kernels alone
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
