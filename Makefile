@@ -3,12 +3,14 @@
 # 13, 12 or cpu; .venv keeps what it was made for.
 MADE_FOR := $(shell cat .venv/.installed 2>/dev/null)
 CUDA ?= $(or $(MADE_FOR),13)
+IS_CPU := $(filter cpu,$(CUDA))
 CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
-EXTRA := $(if $(filter cpu,$(CUDA)),cpu,cuda$(CUDA))
-SIZE := $(if $(filter cpu,$(CUDA)),2 GB,6 GB)
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+COMMA := ,
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONFIG ?= configs/infer/cora.yaml
 TRAIN_CONFIG ?= configs/train/cora.yaml
 FIGURES ?= all
@@ -33,11 +35,14 @@ check-cuda:
 
 .venv/.installed: pyproject.toml | check-cuda
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
-	@echo "installing into .venv what pyproject.toml pins: PyTorch$(if $(filter cpu,$(CUDA)), without CUDA, \
-		and CuPy for CUDA $(CUDA)), DGL, PyG, ogb and tools; $(SIZE) on disk, some minutes"
+	@echo "installing into .venv what pyproject.toml pins: PyTorch $(if $(IS_CPU),without CUDA,and CuPy for CUDA $(CUDA)), \
+	DGL, PyG, ogb and tools; $(if $(IS_CPU),2 GB,6 GB) on disk, some minutes"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check $(if $(filter cpu,$(CUDA)),--extra-index-url $(CPU_WHEELS)) \
-		--editable '.[$(EXTRA),clone,dev,docs]'
+ifdef IS_CPU
+	$(PIP) install --no-deps --index-url $(CPU_WHEELS) '$(TORCH)' || { \
+		echo "PyTorch without CUDA comes from $(CPU_WHEELS); if that is out of reach, name a mirror: CPU_WHEELS=URL"; exit 1; }
+endif
+	$(PIP) install --editable '.[$(if $(IS_CPU),,cuda$(CUDA)$(COMMA))clone,dev,docs]'
 	@echo $(CUDA) > $@
 
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
