@@ -7,11 +7,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-PAGES = ("README.md", "docs/layers.md", "docs/training.md", "docs/backends.md", "docs/add/score-term.md")
+PAGES = (
+    "README.md",
+    "docs/datasets.md",
+    "docs/layers.md",
+    "docs/training.md",
+    "docs/backends.md",
+    "docs/add/score-term.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page, monkeypatch):
+def test_python_blocks_run(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     blocks = FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
     assert blocks
