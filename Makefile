@@ -52,12 +52,12 @@ train: setup ## train on Cora into runs/cora (TRAIN_CONFIG=configs/mine.yaml, RU
 	$(BIN)/python scripts/train.py --config $(TRAIN_CONFIG) $(if $(RUN),--output $(RUN)) --resume
 
 # The paper's data set, decile and format tables; TABLE_SETS='--all --source synthetic' takes about ten minutes and 14 GiB.
-tables: setup ## the paper's data set, decile and format tables (TABLE_SETS='cora pubmed')
+tables: setup ## the paper's data set, decile and format tables; downloads the sets (TABLE_SETS='cora pubmed')
 	$(BIN)/python scripts/datasets.py stats $(TABLE_SETS)
 
 # With a GPU: measures into results/local what FIGURES selects (all, smoke, kernels, ablation, end_to_end, ...), then draws
 # that. Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
-reproduce-figures: setup ## measure if there is a GPU, then draw (FIGURES=smoke: minutes; none: only draw; SOURCE=auto: with surrogates)
+reproduce-figures: setup ## with a GPU download graphs and measure; then draw (FIGURES=smoke: minutes; none: only draw; SOURCE=auto: with surrogates)
 	$(BIN)/python scripts/reproduce_figures.py $(FIGURES) $(if $(SOURCE),--source $(SOURCE))
 
 # Which cells: configs/regress.yaml. A GPU without recorded rows: scripts/regress.py --record.
