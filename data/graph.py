@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Task = Literal["node", "graph"]
 Source = Literal["official", "file", "synthetic"]
 Metric = Literal["accuracy", "rocauc", "ap", "mae", "f1"]
+Target = tuple[Metric | None, int]  # of a file's graph labels: their metric, and a model's outputs
 PARTS = ("train", "valid", "test")
 MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
 
@@ -50,6 +51,7 @@ class Contents:
             list whose ids have gaps, "id" (int64 [N], ascending): the ids of its nodes.
         edata: arrays with a row for each edge: "feat" (float32 [E, F] or int64 [E, C]), or nothing.
         graph_labels: [B, T] float32, NaN where a label is missing; None if the graphs have none.
+        target: metric and number of outputs of a file's graph labels; None for those of a registered set.
         splits: int64 ids of the nodes (node task) or graphs (graph task) of each of `PARTS`; None without a split.
         graph_ids: [B] int64, numbers of the graphs in their collection; None if unknown.
         collection_size: graphs of the collection, or of the chosen split, that the batch was taken from; None if
@@ -60,6 +62,7 @@ class Contents:
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
     graph_labels: np.ndarray | None = None
+    target: Target | None = None
     splits: Mapping[str, np.ndarray] | None = None
     graph_ids: np.ndarray | None = None
     collection_size: int | None = None

@@ -77,6 +77,8 @@ def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph, forms: Seque
 def _about(rows: LoadedGraph, count: int) -> dict[str, np.ndarray]:
     """Ids and labels of the predicted rows."""
     arrays = {} if rows.labels is None else {"labels": rows.labels.numpy()}
+    if rows.metric == "accuracy":
+        arrays["labels"] = arrays["labels"].reshape(-1).astype(np.int64)  # classes of graphs are kept as float32
     if rows.meta.task == "node" and rows.meta.num_graphs == 1 and rows.graph_ids is None:
         own = rows.node_data.get("id")
         return arrays | {"node_ids": np.arange(count) if own is None else own.numpy()}

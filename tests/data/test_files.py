@@ -116,6 +116,22 @@ def test_collection_is_a_batch_of_its_first_graphs(tmp_path):
     assert load(tmp_path / "c.npz", batch_size=2).graph_sizes.tolist() == [3, 2]
 
 
+@pytest.mark.parametrize(
+    ("labels", "metric", "outputs", "expected"),
+    [
+        (np.array([2, -1, 0], np.int8), "accuracy", 3, [[2], [-1], [0]]),
+        (np.array([-1, -1, -1]), "accuracy", 2, [[-1], [-1], [-1]]),
+        (np.array([[1, np.nan], [0, 1], [0, 0]]), "rocauc", 2, [[1, np.nan], [0, 1], [0, 0]]),
+        (np.array([[1], [0], [2]]), None, 1, [[1], [0], [2]]),
+    ],
+)
+def test_labels_of_graphs_say_how_they_are_scored(tmp_path, labels, metric, outputs, expected):
+    for size in (3, 2):  # the classes are those of the whole file
+        loaded = load(collection_npz(tmp_path / "c.npz", graph_label=labels), batch_size=size)
+        assert (loaded.metric, loaded.meta.num_classes) == (metric, outputs)
+        np.testing.assert_array_equal(loaded.labels, np.array(expected, np.float32)[:size])
+
+
 def damaged(name, change):
     """A file of FORMATS whose bytes are changed."""
 
