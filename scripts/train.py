@@ -157,14 +157,15 @@ def follow(trainer: Trainer) -> None:
     name = METRICS[trainer.task.metric]
     start = shown = time.monotonic()
     waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
-    with cli.progress(epochs - before) as advance:
+    with cli.progress(epochs, before) as advance:
         for record in trainer.run():
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"
                 best = f"best {trainer.best.metric:.4f} in epoch {trainer.best.epoch}"
                 left = (time.monotonic() - start) / (record.epoch - before) * (epochs - record.epoch)
-                end = f"; at most {left / 60:.1f} min left" if left and not console.is_terminal else ""
+                end = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
+                end = f"; at most {end} left" if left and not console.is_terminal else ""
                 advance(f"epoch {record.epoch}: {losses}, {name} {record.valid_metric:.4f} ({best}){end}", waiting)
                 shown, waiting = time.monotonic(), 0
 
