@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 PAGES = (
     "README.md",
+    "kernels/README.md",
     "docs/datasets.md",
     "docs/layers.md",
     "docs/training.md",
