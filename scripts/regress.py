@@ -5,8 +5,8 @@
 configs/regress.yaml names the cells; their times are compared with those of a GPU of the same name in the CSVs below
 DIR. A time counts if it is of `fused3s` and the host has little part in it: kernels back to back, CUDA graphs, and the
 time in which an eager step kept the GPU busy. A time over the limit is measured once more, and the shorter one counts.
-New rows go to results/local/regress; of a GPU without recorded rows `--record` makes them the reference of later runs:
-`--reference results/local/regress`.
+New rows go to results/local/regress. For a GPU without recorded rows `--record` measures all cells into
+results/local/reference, once, and `--reference results/local/reference` compares with them.
 
 Exit status: 0; 1 if a time is over the limit or a case failed; 3 if a graph could not be loaded, and the others are
 within the limit; 2 if there is no GPU or nothing to compare with, or if anything else stopped the run.
@@ -37,7 +37,7 @@ from configs.bench import load_bench_config
 from report.rows import IDENTITY, LOCAL
 
 ROOT = Path(__file__).resolve().parent.parent
-NEW = Path("results/local/regress")
+NEW, OWN = Path("results/local/regress"), Path("results/local/reference")
 PARTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "configs" / "regress.yaml").read_text(encoding="utf-8"))
 OURS = ("fused3s", "auto")  # auto: of layers
 Times = dict[tuple, Row]  # by `report.rows.IDENTITY`
@@ -60,14 +60,14 @@ def main(
         if device.type != "cuda":
             raise fused3s.BackendUnavailableError("times are compared on an NVIDIA GPU, and none was found here")
         if record:
-            raise typer.Exit(measured(device, root)[1])
+            raise typer.Exit(measured(device, root, OWN)[1])
         old = recorded_times(reference, device_name(device))
         cells = {cell_of(row) for row in old.values()}
-        new, status = measured(device, root, cells)
+        new, status = measured(device, root, NEW, cells)
         most = 1 + limit / 100
         if slow := {key for key in new.keys() & old.keys() if most < ratio(new[key], old[key]) < math.inf}:
             console.print(Text(f"once more: {len(slow)} times are over the limit of {limit:g} %"))
-            again, second = measured(device, root, {cell_of(new[key]) for key in slow})
+            again, second = measured(device, root, NEW, {cell_of(new[key]) for key in slow})
             status = 1 if second == 1 else status
             for key in slow & again.keys():
                 if ratio(again[key], new[key]) < 1:
@@ -90,14 +90,14 @@ def recorded_times(folder: Path, device: str) -> Times:
         others = ", ".join(sorted({row.device for row in rows if row.device_type == "cuda"})) or "no GPU"
         raise ValueError(
             f"{folder}: holds no times of a {device} (but of {others}); --record measures those of this GPU, and "
-            f"--reference {NEW} compares with them later"
+            f"--reference {OWN} compares with them later"
         )
     return {key: row for key, row in found.items() if not failed(row)}
 
 
-def measured(device: torch.device, root: str, cells: Collection[Cell] | None = None) -> tuple[Times, int]:
-    """New times of these cells, by default all of `PARTS`; and NOT_LOADED if a graph could not be loaded, 1 if a case
-    failed, else 0."""
+def measured(device: torch.device, root: str, folder: Path, cells: Collection[Cell] | None = None) -> tuple[Times, int]:
+    """New times of these cells, by default all of `PARTS`, whose rows go to `folder`; and NOT_LOADED if a graph could
+    not be loaded, 1 if a case failed, else 0."""
     rows: list[Row] = []
     statuses = {0}
     for part in PARTS:
@@ -107,7 +107,7 @@ def measured(device: torch.device, root: str, cells: Collection[Cell] | None = N
         if not names:
             continue
         settings = load_bench_config(ROOT / part["config"], [*given, f"graphs=[{', '.join(names)}]"])
-        file = NEW / f"{settings.measure}.csv"
+        file = folder / f"{settings.measure}.csv"
         check_results_file(file)
         before = len(read_rows(file))
         measure = MEASURES[settings.measure]

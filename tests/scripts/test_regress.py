@@ -33,6 +33,7 @@ def regress(tmp_path, monkeypatch):
     monkeypatch.setattr(SCRIPT, "devices", lambda: [torch.device("cuda", 0)])
     monkeypatch.setattr(SCRIPT, "device_name", lambda device: GPU)
     monkeypatch.setattr(SCRIPT, "NEW", tmp_path / "new")
+    monkeypatch.setattr(SCRIPT, "OWN", tmp_path / "own")
 
     def regress(recorded, *rounds, status=0, options=()):
         measured = []
@@ -115,7 +116,7 @@ def test_a_gpu_without_rows_is_told_how_to_record_them(regress, tmp_path):
     names = [settings_of(part).measure for part in SCRIPT.PARTS]
     done, measured = regress([], *([cell(bench=name)] for name in names), options=["--record"])
     assert (done.exit_code, [name for name, *_ in measured]) == (0, names)
-    assert all(read_rows(tmp_path / "new" / f"{name}.csv") for name in names)
+    assert all(read_rows(tmp_path / "own" / f"{name}.csv") for name in names)
 
 
 def test_without_a_gpu_there_is_a_sentence(monkeypatch):
