@@ -141,3 +141,16 @@ def test_each_case_of_a_part_was_recorded_on_one_of_the_gpus(part):
     for name in names:
         graph = settings.graph_of(name)
         assert any({(graph, *one) for one in wanted} <= found for found in gpus.values()), name
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_records_and_compares(monkeypatch, tmp_path):
+    few = {"config": "configs/bench/float32.yaml", "set": ["graphs=[cora]", "shapes=[1x64]", "backends=[fused3s]"]}
+    for name, value in (("PARTS", [few]), ("NEW", tmp_path / "new"), ("OWN", tmp_path / "own")):
+        monkeypatch.setattr(SCRIPT, name, value)
+    monkeypatch.chdir(SCRIPT.ROOT)
+    recorded = CliRunner().invoke(SCRIPT.app, ["--record"])
+    assert recorded.exit_code == 0, recorded.output
+    compared = CliRunner().invoke(SCRIPT.app, ["--reference", str(tmp_path / "own"), "--limit", "900"])
+    assert compared.exit_code == 0, compared.output
+    assert "6 times, 0 over the limit" in compared.stdout  # float16, float32 in two precisions; two passes
