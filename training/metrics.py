@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from data import LoadedGraph
-from data.graph import Metric, Task
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +59,13 @@ class Score:
         return METRICS[self.metric] if self.part == "all" else f"{self.part} {METRICS[self.metric]}"
 
     def describe(self) -> str:
-        if self.metric == "accuracy":
-            return f"{self.value:.2%} of {self.rows:,} {self.kind}"
-        return f"{with_unit(self.value, self.unit)} over {self.rows:,} {self.kind}"
+        value = shown(self.metric, self.value, self.unit)
+        return f"{value} {'of' if self.metric == 'accuracy' else 'over'} {self.rows:,} {self.kind}"
 
 
-def with_unit(value: float, unit: str) -> str:
-    """The value of a metric for a report."""
-    return f"{value:.4f} {unit}".rstrip()
+def shown(metric: str, value: float, unit: str) -> str:
+    """The value of a metric in a report."""
+    return f"{value:.2%}" if metric == "accuracy" else f"{value:.4f} {unit}".rstrip()
 
 
 def is_better(metric: str, value: float, than: float) -> bool:
@@ -83,7 +81,9 @@ def labels_of(loaded: LoadedGraph) -> tuple[Tensor, str]:
     name = loaded.meta.name
     if loaded.labels is None:
         raise ValueError(f"{name}: has no labels ({loaded.meta.source}: {loaded.meta.origin})")
-    labels, metric = loaded.labels, loaded.metric or default_metric(loaded.labels, loaded.meta.task)
+    labels, metric = loaded.labels, loaded.metric
+    if metric is None and labels.dim() == 1 and not labels.is_floating_point():
+        metric = "accuracy"
     single = labels.dim() == 1 or (metric in OF_CLASSES and labels.shape[1] == 1)
     if metric not in METRICS or (metric in OF_CLASSES) != single:
         raise ValueError(
@@ -92,16 +92,6 @@ def labels_of(loaded: LoadedGraph) -> tuple[Tensor, str]:
             "task)"
         )
     return (labels.flatten().nan_to_num(-1).long(), metric) if single else (labels.float(), metric)
-
-
-def default_metric(labels: Tensor, task: Task) -> Metric | None:
-    """The metric of a data set that states none: accuracy for classes of nodes; for labels of graphs rocauc if all are
-    0 or 1, else mae; None for other labels."""
-    if labels.dim() == 1 and not labels.is_floating_point():
-        return "accuracy"
-    if labels.dim() != 2 or task != "graph":
-        return None
-    return "rocauc" if ((labels == 0) | (labels == 1) | labels.isnan()).all() else "mae"
 
 
 def score(metric: str, outputs: Tensor, labels: Tensor) -> float:

@@ -18,7 +18,7 @@ from configs import Config
 from data import GraphMeta
 from models import CheckpointError, GraphModel, load_checkpoint
 from training.files import write_atomically
-from training.metrics import METRICS, with_unit
+from training.metrics import METRICS, shown
 
 # Keys of `model` that shape the weights.
 ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "edge_features")
@@ -101,9 +101,10 @@ class Weights:
             return f"random ({self.reason})"
         if self.about is None:
             return f"{self.name} ({self.reason})"
-        found = f"{METRICS[self.about.metric]} {with_unit(self.about.valid, self.about.unit)} (validation)"
+        metric, unit = self.about.metric, self.about.unit
+        found = f"{METRICS[metric]} {shown(metric, self.about.valid, unit)} (validation)"
         if self.about.test is not None:
-            found += f", {with_unit(self.about.test, self.about.unit)} (test)"
+            found += f", {shown(metric, self.about.test, unit)} (test)"
         return f"{self.name} ({self.reason}): {self.about.data}, epoch {self.about.epoch}, {found} when trained"
 
 

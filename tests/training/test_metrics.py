@@ -8,7 +8,7 @@ import torch
 
 from data.sources.ogb_import import import_ogb
 from training.losses import balanced_cross_entropy, binary_cross_entropy, cross_entropy, l1, l2, loss_for
-from training.metrics import labels_of, score, score_on_test
+from training.metrics import score, score_on_test
 
 
 def test_accuracy_leaves_unknown_labels_out():
@@ -97,15 +97,6 @@ def test_losses_and_metrics_of_regression_count_known_labels_only():
     torch.testing.assert_close(outputs.grad, torch.tensor([[2.0, 0.0], [-6.0, -4.0], [0.0, 0.0]]) / 3)
     with pytest.raises(ValueError, match="mae: none of the 3 rows has a label"):
         score("mae", outputs, torch.full((3, 2), torch.nan))
-
-
-def test_a_collection_of_ones_own_is_ranked_or_regressed(graphs, replaced):
-    own = replaced(graphs, metric=None)
-    assert labels_of(own)[1] == "rocauc"  # 0, 1 and missing
-    assert labels_of(replaced(own, labels=own.labels + 0.5))[1] == "mae"
-    assert labels_of(replaced(own, labels=own.labels * 2))[1] == "mae"
-    with pytest.raises(ValueError, match=r"its metric is None with labels \[37, 2\]"):
-        labels_of(replaced(own, meta=replaced(own.meta, task="node"), labels=torch.zeros(37, 2)))
 
 
 def test_a_loss_of_regression_is_refused_for_classes():
