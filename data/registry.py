@@ -12,6 +12,7 @@ from data.sources.base import OfficialSource
 from data.sources.edge_lists import EdgeList, Facebook100
 from data.sources.elliptic import Elliptic
 from data.sources.large import Igb, Papers100M
+from data.sources.molecules import OgbMolecules, SmilesTable
 from data.sources.planetoid import Planetoid
 from data.sources.pyg import OgbGraphs, OgbNodes, PygCollection, PygGraph
 from data.sources.sequence_masks import BigBird, Longformer, SelectedBlocks
@@ -24,8 +25,8 @@ from data.synthetic.windows import Deciles, LogNormal
 
 TABLE = Path(__file__).with_name("datasets.yaml")
 READERS = (
-    *(BigBird, EdgeList, Elliptic, Facebook100, Igb, Longformer, OgbGraphs, OgbNodes, Papers100M, Planetoid),
-    *(PygCollection, PygGraph, SelectedBlocks, Sphere),
+    *(BigBird, EdgeList, Elliptic, Facebook100, Igb, Longformer, OgbGraphs, OgbMolecules, OgbNodes, Papers100M),
+    *(Planetoid, PygCollection, PygGraph, SelectedBlocks, SmilesTable, Sphere),
 )
 GENERATORS = (DenseBatch, HugeGraph, MoleculeBatch, NoSurrogate, SuperpixelBatch, SyntaxTreeBatch, WindowedGraph)
 

@@ -3,7 +3,7 @@
 The forward pass does not touch the DGLGraph, which may be unable to leave the CPU (DGL on PyPI has no CUDA).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +66,8 @@ class GraphInputs:
         nodes: [N] int64, 0 .. N - 1: node ids, contiguous for each graph of the batch.
         graph_starts: [G] int64, first node of each graph.
         edges: edge inputs of models with edge features, else None.
+        random_walk: [N, k] random-walk encoding in the model's dtype, or None.
+        row_weights: as of `data.csr_batches.BatchArrays`, for batch norm; None: no row is padding.
     """
 
     features: Tensor
@@ -75,6 +77,8 @@ class GraphInputs:
     nodes: Tensor
     graph_starts: Tensor
     edges: EdgeInputs | None = None
+    random_walk: Tensor | None = None
+    row_weights: Tensor | None = None
 
 
 def prepare_graph(
@@ -84,6 +88,7 @@ def prepare_graph(
     pos_enc: int,
     device: torch.device,
     dtype: torch.dtype,
+    random_walk: int = 0,
     edge_features: bool = False,
 ) -> GraphInputs:
     """Make the inputs of the model from a DGLGraph.
@@ -93,6 +98,7 @@ def prepare_graph(
             int64 [N, C].
         attention: attention over this graph, on `device`.
         pos_enc: number of eigenvectors in the positional encoding.
+        random_walk: columns of ndata["random_walk"], the random-walk encoding; 0: it is not read.
         edge_features: whether to take edata["feat"], float32 [E, F] or int64 [E, C]. `attention` must be a plan made
             with edge_data=True.
 
@@ -101,10 +107,12 @@ def prepare_graph(
     """
     features = node_features_of(graph)
     of_edges = edge_features_of(graph) if edge_features else None
+    walks = random_walk_of(graph, random_walk) if random_walk else None
     sizes = graph.batch_num_nodes().cpu()
     ends = graph.edges() if pos_enc or edge_features else ()
     starts = (sizes.cumsum(0) - sizes).to(device)
-    return _inputs(features, of_edges, ends, starts, attention, pos_enc, device, dtype)
+    found = _inputs(features, of_edges, ends, starts, attention, pos_enc, device, dtype)
+    return found if walks is None else replace(found, random_walk=walks.to(device, dtype))
 
 
 def pattern_of(batch: Any) -> CSRPattern:
@@ -119,6 +127,7 @@ def prepare_batch(
     pos_enc: int,
     device: torch.device,
     dtype: torch.dtype,
+    random_walk: int = 0,
     edge_features: bool = False,
 ) -> GraphInputs:
     """As `prepare_graph`, from tensors on `device` instead of a DGLGraph. Does not check; waits for the GPU only with
