@@ -13,6 +13,7 @@ from models.graph_inputs import (
     node_features_of,
     prepare_batch,
     prepare_graph,
+    random_walk_of,
 )
 
 
@@ -83,6 +84,8 @@ class GraphModel(nn.Module):
         self.embedding.check(node_features_of(graph))
         if self.edge_features != "none":
             self.edge_embedding.check(edge_features_of(graph), row="edge")
+        if self.random_walk:
+            random_walk_of(graph, self.random_walk)
 
     def _read(self) -> dict[str, Any]:
         """Keyword arguments of `prepare_graph` and `prepare_batch` for this model."""
