@@ -71,8 +71,8 @@ def load(
         edge_features: True adds `edge_data["feat"]`, float32 [nnz, F] or int64 [nnz, C] (bonds): the original ones of
             official files and of a file with `edge_feat`, else random ones of the registered kind.
         self_loops: True adds an edge from each node to itself where it is missing; not with edge features.
-        random_walk: steps k of the random-walk encoding, `node_data["random_walk"]`, float32 [N, k] (`data.random_walk`);
-            0: none. Graphs of up to 4,096 nodes have one.
+        random_walk: steps k of the random-walk encoding, `node_data["random_walk"]`, float32 [N, k], of graphs of up to
+            4,096 nodes (`data.random_walk`); 0: none.
 
     Returns:
         The graph as CSR tensors on the CPU, each edge once, int32 ids (int64 from 2^31 edges on), and as a DGLGraph

@@ -1,5 +1,5 @@
 """Random-walk encoding (Dwivedi et al. 2022; RWSE of GraphGPS): for each node the probabilities of being back after
-1 .. k steps, the diagonals of (D^-1 A)^1 .. (D^-1 A)^k. A row of A is a query, so that a step goes from query to key."""
+1 .. k steps, the diagonals of (D^-1 A)^1 .. (D^-1 A)^k. A row of A is a query: a step goes from query to key."""
 
 import numpy as np
 

@@ -103,8 +103,8 @@ class SmilesTable(OfficialSource):
                 f"'.[molecules]' in this clone, or bring {kept} from a machine that has it"
             )
         with reading(table):
-            separator = "\t" if ".tsv" in table.name else ","
-            rows = pd.read_csv(table, usecols=[self.smiles, self.label], dtype=str, sep=separator, keep_default_na=False)
+            options = {"sep": "\t" if ".tsv" in table.name else ",", "dtype": str, "keep_default_na": False}
+            rows = pd.read_csv(table, usecols=[self.smiles, self.label], **options)
             wrong = rows[~rows[self.label].isin(self.classes)]
             if len(wrong):
                 row, value = wrong.index[0], wrong[self.label].iloc[0]
@@ -141,7 +141,7 @@ class OgbMolecules(OgbGraphs):
 
 
 def convert(smiles: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The molecules that RDKit can parse: their indices [G] int64, and the arrays of `SmilesTable.kept`, without labels.
+    """The molecules that RDKit can parse: their indices [G] int64, and the arrays of `SmilesTable.kept` but labels.
 
     Raises:
         ValueError: it can parse none.

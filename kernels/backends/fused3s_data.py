@@ -85,8 +85,8 @@ class Fused3SData:
         return GraphSize(self.num_rows, self.num_cols, self.num_edges, self.num_tiles)
 
     def new_of_edges(self, like: torch.Tensor, columns: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. Zeros if entries may have no
-        edge: no kernel writes those, and gradients of edge data add them up."""
+        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. With room it is zeros: no
+        kernel writes entries without an edge, and gradients of edge data add them up."""
         new = like.new_zeros if self.has_room else like.new_empty
         return new((self.indices.numel(), *columns), dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Tables of SMILES strings: the kept conversion, which needs no RDKit, the scaffold split, and RDKit where it is there."""
+"""Tables of SMILES strings: the kept conversion, which needs no RDKit, the scaffold split, and RDKit itself."""
 
 import importlib.util
 from collections import defaultdict
@@ -142,8 +142,9 @@ def test_labels_that_are_no_classes(tmp_path, converted):
 def test_without_rdkit_the_remedy_is_named(tmp_path, monkeypatch):
     write_table(tmp_path, ["CCC", "CC"], [0, 1])
     monkeypatch.setattr(molecules.importlib.util, "find_spec", lambda name: None)
+    remedy = r"needs RDKit, which is not installed: .*\[molecules\].* bring .*HIV\.npz"
     for source in ("official", "auto"):  # a surrogate must not hide the table
-        with pytest.raises(ValueError, match=r"needs RDKit, which is not installed: .*\[molecules\].* bring .*HIV\.npz"):
+        with pytest.raises(ValueError, match=remedy):
             load(tmp_path, source=source)
 
 

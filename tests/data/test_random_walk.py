@@ -1,5 +1,7 @@
 """The random-walk encoding against powers of dense matrices, and against PyG's transform."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def directed_graphs():
 
 def dense(indptr, col):
     matrix = np.zeros((len(indptr) - 1,) * 2)
-    for row, (begin, end) in enumerate(zip(indptr[:-1], indptr[1:], strict=True)):
+    for row, (begin, end) in enumerate(pairwise(indptr)):
         matrix[row, col[begin:end]] = 1
     return matrix
 

@@ -150,7 +150,8 @@ def test_gradients_of_edge_data_in_a_plan_with_room(monkeypatch, form):
             used = graph.num_edges
             exact = {name: each.double().requires_grad_() for name, each in given.items()}
             of_edges = {name: each[:used] if len(each) == EDGES else each for name, each in (exact | types).items()}
-            plan = plan_attention(graph.edge_index, shape=(ROWS, COLS), backend="reference", device="cpu", edge_data=True)
+            options = {"shape": (ROWS, COLS), "backend": "reference", "device": "cpu", "edge_data": True}
+            plan = plan_attention(graph.edge_index, **options)
             tensors = (each.double() for each in (query, key, value))
             plan(*tensors, scale=0.3, edges=plan.bind_edges(EdgeData(**of_edges))).sum().backward()
             for name, leaf in leaves.items():
