@@ -209,7 +209,7 @@ class SharedGraphsTask:
     def __init__(self, task: GraphsTask, group: Group) -> None:
         if any(isinstance(layer, nn.BatchNorm1d) for layer in task.model.modules()):
             raise ValueError(
-                "model.norm = 'batch' or model.random_walk on several ranks: batch norm would have the statistics of one "
+                "model.norm = 'batch' or model.random_walk on several ranks: batch norm would have statistics of one "
                 "rank's graphs; use 'layer' and 0"
             )
         self.task, self.group = task, group
