@@ -159,6 +159,7 @@ class ModelConfig(Section):
     blocks: int = Field(default=10, ge=1, le=10_000)
     norm: Literal["layer", "batch"] = "layer"
     pos_enc: int = Field(default=0, ge=0, le=1_024)  # Laplacian eigenvectors added to the input; 0: none
+    random_walk: int = Field(default=0, ge=0, le=1_024)  # steps of the random-walk encoding added to the input; 0: none
     edge_features: Literal["none", "bias", "stream"] = "none"  # form in which they enter (see models.graph_transformer)
     dropout: Probability = 0.0  # in training, on embedding, attention output and FFN
     attention_dropout: Probability = 0.0  # in training, on the softmax weights
@@ -181,7 +182,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> Self:
-        of_blocks, of_layers = ("norm", "pos_enc", "edge_features"), ("out_heads",)
+        of_blocks, of_layers = ("norm", "pos_enc", "random_walk", "edge_features"), ("out_heads",)
         for key in of_layers if self.kind == "graph_transformer" else of_blocks:
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:
@@ -247,6 +248,7 @@ class Config(Section):
         return self.data.load_arguments() | {
             "seed": self.runtime.seed,
             "edge_features": self.model.edge_features != "none",
+            "random_walk": self.model.random_walk,
         }
 
     @model_validator(mode="before")
@@ -284,10 +286,10 @@ class Config(Section):
             several = f"data.batches = {self.data.batches!r}: batches differ in size"
             if self.runtime.dense == "compiled":
                 problems.append(f"runtime.dense = 'compiled' and {several}; use auto, plain or fused")
-            if self.runtime.cuda_graph is True and (self.model.pos_enc or form != "none"):
+            if self.runtime.cuda_graph is True and (self.model.pos_enc or form == "stream"):
                 problems.append(
                     f"runtime.cuda_graph = True and {several}, and a CUDA graph for all of them takes models without "
-                    "pos_enc and edge_features; use auto or false"
+                    "pos_enc and edge_features = 'stream'; use auto or false"
                 )
         refuse(problems)
         return self

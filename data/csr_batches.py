@@ -29,6 +29,8 @@ class BatchArrays:
         features: [n, F] float32, or [n, C] codes of any integer type.
         edge_features: [nnz, F] float32 or [nnz, C] codes; None without them.
         graph_starts: [B] int64, first node of each graph.
+        random_walk: [n, k] float32, random-walk encoding; None without it.
+        row_weights: [n] float32 of a padded batch of r real rows: 1 / r for these, 0 for padding; None: all are real.
     """
 
     indptr: "torch.Tensor"
@@ -36,6 +38,8 @@ class BatchArrays:
     features: "torch.Tensor"
     edge_features: "torch.Tensor | None"
     graph_starts: "torch.Tensor"
+    random_walk: "torch.Tensor | None" = None
+    row_weights: "torch.Tensor | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,8 @@ class CsrBatches:
         arrays["table"] = torch.from_numpy(np.pad(table, ((0, 0), (0, 1))))  # the last column is no graph
         if "feat" in loaded.edge_data:
             arrays["edge_features"] = compact(loaded.edge_data["feat"])
+        if "random_walk" in loaded.node_data:
+            arrays["random_walk"] = loaded.node_data["random_walk"]
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if sum(array.nbytes for array in arrays.values()) <= KEPT_SHARE * free:
@@ -143,11 +149,12 @@ class CsrBatches:
         edge, last_edge = (int(self._first_edge[graph]) for graph in (first, last))
         return CsrBatch(
             **vars(self._range(first, last)),
-            indptr=self._part("indptr", node, last_node + 1).long() - edge,
-            col=self._part("col", edge, last_edge) - node,
-            features=self._part("features", node, last_node),
-            edge_features=self._part("edge_features", edge, last_edge) if "edge_features" in self._arrays else None,
-            graph_starts=self._part("starts", first, last) - node,
+            indptr=self._part("indptr", slice(node, last_node + 1)).long() - edge,
+            col=self._part("col", slice(edge, last_edge)) - node,
+            features=self._part("features", slice(node, last_node)),
+            edge_features=self._part("edge_features", slice(edge, last_edge)),
+            graph_starts=self._part("starts", slice(first, last)) - node,
+            random_walk=self._part("random_walk", slice(node, last_node)),
         )
 
     def picked(self, ids: np.ndarray) -> BatchArrays:
@@ -168,21 +175,20 @@ class CsrBatches:
         indptr, col = self._arrays["indptr"], self._arrays["col"]
         degrees = (indptr[nodes + 1] - indptr[nodes]).long()
         moved = torch.repeat_interleave(starts - first_node, counts_there, output_size=len(edges))
-        edge_features = self._arrays["edge_features"][edges] if "edge_features" in self._arrays else None
         return BatchArrays(
             indptr=self._to(torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])),
             col=self._to(col[edges] + moved.to(col.dtype)),
-            features=self._to(self._arrays["features"][nodes]),
-            edge_features=None if edge_features is None else self._to(edge_features),
+            features=self._part("features", nodes),
+            edge_features=self._part("edge_features", edges),
             graph_starts=self._to(starts),
+            random_walk=self._part("random_walk", nodes),
         )
 
     def padded(self, ids: "torch.Tensor", size: BatchSize) -> BatchArrays:
-        """As `picked` without edge features, and with shapes that depend on `size` alone: nothing waits, and a CUDA
-        graph can capture it.
+        """As `picked`, with shapes that depend on `size` alone: nothing waits, and a CUDA graph can capture it.
 
         Rows behind those of the graphs are zeros without edges; they form graphs of PADDING_ROWS rows at most, or of
-        none, so that there are `size.all_graphs`. Entries of `col` behind the last edge are -1.
+        none, so that there are `size.all_graphs`. Entries of `col` behind the last edge are -1, with any edge features.
 
         Args:
             ids: [size.graphs] int64 on `kept_on`: graphs of the collection that `size` has room for; `num_graphs`
@@ -197,14 +203,21 @@ class CsrBatches:
         moved_node, moved_edge = first_node - row_starts, first_edge - edge_starts
         nodes, graph, has_node = _gathered_rows(moved_node, row_ends, size.rows + 1)
         edges, of_edge, has_edge = _gathered_rows(moved_edge, edge_ends, size.edges)
-        col = arrays["col"] if len(arrays["col"]) else arrays["col"].new_zeros(1)
+        col, of_edges = (
+            array if array is None or len(array) else array.new_zeros((1, *array.shape[1:]))
+            for array in (arrays["col"], arrays.get("edge_features"))
+        )
+        walks = arrays.get("random_walk")
+        has_row = has_node[:-1, None]
         further = PADDING_ROWS * torch.arange(size.all_graphs - size.graphs, device=ids.device)
         return BatchArrays(
             indptr=(arrays["indptr"][nodes].long() - moved_edge[graph]).where(has_node, edge_ends[-1]),
             col=(col[edges] - moved_node[of_edge].to(col.dtype)).where(has_edge, -1),
-            features=arrays["features"][nodes[:-1]].where(has_node[:-1, None], 0),
-            edge_features=None,
+            features=arrays["features"][nodes[:-1]].where(has_row, 0),
+            edge_features=None if of_edges is None else of_edges[edges],
             graph_starts=torch.cat([row_starts, (row_ends[-1] + further).clamp_(max=size.rows)]),
+            random_walk=None if walks is None else walks[nodes[:-1]].where(has_row, 0),
+            row_weights=has_node[:-1] / row_ends[-1].clamp(min=1),
         )
 
     def largest_size(self, batches: Sequence[np.ndarray]) -> BatchSize:
@@ -228,8 +241,8 @@ class CsrBatches:
         sums = len(ids), self.sizes[ids].sum(), self.edge_counts[ids].sum()
         return all(used <= room for used, room in zip(sums, (size.graphs, size.rows, size.edges), strict=True))
 
-    def _part(self, key: str, first: int, last: int) -> "torch.Tensor":
-        return self._to(self._arrays[key][first:last])
+    def _part(self, key: str, rows: "slice | torch.Tensor") -> "torch.Tensor | None":
+        return self._to(self._arrays[key][rows]) if key in self._arrays else None
 
     def _to(self, array: "torch.Tensor") -> "torch.Tensor":
         return to_device(array, self.device)

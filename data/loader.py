@@ -14,6 +14,7 @@ from data.errors import DatasetMissingError, DownloadError, RectangularGraphErro
 from data.features import check_classes, check_codes, check_targets, random_features, require_feature_memory
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
+from data.random_walk import random_walk_encoding
 from data.registry import Dataset, info, registry
 from data.selection import Order, Selection, Split, refusal
 from data.synthetic.generate import NoSurrogate, expected_size, surrogate
@@ -40,6 +41,7 @@ def load(
     features: bool = True,
     edge_features: bool = False,
     self_loops: bool = False,
+    random_walk: int = 0,
 ) -> LoadedGraph:
     """Load a graph, or a batch of small graphs, with node features.
 
@@ -69,6 +71,8 @@ def load(
         edge_features: True adds `edge_data["feat"]`, float32 [nnz, F] or int64 [nnz, C] (bonds): the original ones of
             official files and of a file with `edge_feat`, else random ones of the registered kind.
         self_loops: True adds an edge from each node to itself where it is missing; not with edge features.
+        random_walk: steps k of the random-walk encoding, `node_data["random_walk"]`, float32 [N, k], of graphs of up to
+            4,096 nodes (`data.random_walk`); 0: none.
 
     Returns:
         The graph as CSR tensors on the CPU, each edge once, int32 ids (int64 from 2^31 edges on), and as a DGLGraph
@@ -91,7 +95,7 @@ def load(
         if edge_features:
             raise ValueError("self_loops: got True with edge_features=True; self-loops have no features")
         raw = with_self_loops(raw)
-    return _finish(name, registry().get(name), found_in, raw, seed, features, edge_features)
+    return _finish(name, registry().get(name), found_in, raw, seed, features, edge_features, random_walk)
 
 
 def find_graph(
@@ -183,6 +187,7 @@ def _finish(
     seed: int,
     features: bool,
     edge_features: bool,
+    random_walk: int,
 ) -> LoadedGraph:
     """Make edges canonical, add features if the source has none, and describe the graph."""
     original = "feat" in raw.ndata
@@ -218,6 +223,9 @@ def _finish(
     if not original and features:
         ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
 
+    sizes = np.array([csr.num_nodes]) if csr.graph_sizes is None else csr.graph_sizes
+    if random_walk:
+        ndata["random_walk"] = random_walk_encoding(csr.indptr, csr.col, sizes, random_walk)
     node_data = {key: to_tensor(values) for key, values in ndata.items()}
     edge_data, about_edges = {}, {}
     if edge_features:
@@ -233,7 +241,6 @@ def _finish(
     num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
     task = entry.task if entry else ("node" if csr.graph_sizes is None else "graph")
     labels = node_data.get("label") if task == "node" else to_tensor(csr.graph_labels)
-    sizes = np.array([csr.num_nodes]) if csr.graph_sizes is None else csr.graph_sizes
     meta = GraphMeta(
         name=name,
         source=source,

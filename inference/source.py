@@ -160,6 +160,7 @@ class AllBatches(Source):
             return refused
         size = batches.largest_size([np.arange(each.first, each.last) for each in batches.ranges()])
         shape = {"dtype": self.dtype, "head_dim": model.head_dim, "num_heads": model.heads, "backward": False}
+        shape["edge_data"] = model.edge_features != "none"
         try:
             padded = PaddedBatches(batches, size, self.model, make_room(size, device=self.device, **shape))
         except CaptureError as error:

@@ -43,7 +43,7 @@ class ConvNet(GraphModel):
         TypeError, ValueError: of `Settings`; or features are categorical, or the task is not "node".
     """
 
-    pos_enc, edge_features = 0, "none"
+    pos_enc, random_walk, edge_features = 0, 0, "none"
 
     def __init__(self, *, layer: str, out_heads: int = 1, **arguments: Any) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 The forward pass does not touch the DGLGraph, which may be unable to leave the CPU (DGL on PyPI has no CUDA).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -66,6 +66,8 @@ class GraphInputs:
         nodes: [N] int64, 0 .. N - 1: node ids, contiguous for each graph of the batch.
         graph_starts: [G] int64, first node of each graph.
         edges: edge inputs of models with edge features, else None.
+        random_walk: [N, k] random-walk encoding in the model's dtype, or None.
+        row_weights: as of `data.csr_batches.BatchArrays`, for batch norm; None: no row is padding.
     """
 
     features: Tensor
@@ -75,6 +77,8 @@ class GraphInputs:
     nodes: Tensor
     graph_starts: Tensor
     edges: EdgeInputs | None = None
+    random_walk: Tensor | None = None
+    row_weights: Tensor | None = None
 
 
 def prepare_graph(
@@ -84,6 +88,7 @@ def prepare_graph(
     pos_enc: int,
     device: torch.device,
     dtype: torch.dtype,
+    random_walk: int = 0,
     edge_features: bool = False,
 ) -> GraphInputs:
     """Make the inputs of the model from a DGLGraph.
@@ -93,18 +98,22 @@ def prepare_graph(
             int64 [N, C].
         attention: attention over this graph, on `device`.
         pos_enc: number of eigenvectors in the positional encoding.
+        random_walk: columns of ndata["random_walk"], the random-walk encoding; 0: it is not read.
         edge_features: whether to take edata["feat"], float32 [E, F] or int64 [E, C]. `attention` must be a plan made
             with edge_data=True.
 
     Raises:
-        ValueError: "feat" is missing, not two-dimensional, or of another dtype; the plan keeps no edge order.
+        ValueError: "feat" is missing, not two-dimensional, or of another dtype, or "random_walk" is missing or of
+            another shape; the plan keeps no edge order.
     """
     features = node_features_of(graph)
     of_edges = edge_features_of(graph) if edge_features else None
+    walks = random_walk_of(graph, random_walk) if random_walk else None
     sizes = graph.batch_num_nodes().cpu()
     ends = graph.edges() if pos_enc or edge_features else ()
     starts = (sizes.cumsum(0) - sizes).to(device)
-    return _inputs(features, of_edges, ends, starts, attention, pos_enc, device, dtype)
+    found = _inputs(features, of_edges, ends, starts, attention, pos_enc, device, dtype)
+    return replace(found, random_walk=None if walks is None else walks.to(device, dtype))
 
 
 def pattern_of(batch: Any) -> CSRPattern:
@@ -119,23 +128,27 @@ def prepare_batch(
     pos_enc: int,
     device: torch.device,
     dtype: torch.dtype,
+    random_walk: int = 0,
     edge_features: bool = False,
 ) -> GraphInputs:
     """As `prepare_graph`, from tensors on `device` instead of a DGLGraph. Does not check; waits for the GPU only with
-    pos_enc or edge features.
+    pos_enc.
 
     Args:
         batch: with indptr [N + 1] int64 and col [nnz] of the distinct edges; features [N, F] float or [N, C] codes of
             any integer type, in the model's range; edge_features [nnz, F] float or [nnz, C] codes, or None;
-            graph_starts [G] int64.
+            graph_starts [G] int64; random_walk [N, k] or None; row_weights [N] float32 or None. Entries of col after
+            indptr[-1] are padding.
         attention: attention over the same edges.
     """
     ends = ()
     if pos_enc or edge_features:
-        rows = torch.arange(len(batch.features), device=device)
-        ends = batch.col, torch.repeat_interleave(rows, batch.indptr.diff(), output_size=len(batch.col))
+        edges = torch.arange(len(batch.col), device=device)
+        ends = batch.col, torch.searchsorted(batch.indptr[1:], edges, right=True)
     of_edges = batch.edge_features if edge_features else None
-    return _inputs(batch.features, of_edges, ends, batch.graph_starts, attention, pos_enc, device, dtype)
+    found = _inputs(batch.features, of_edges, ends, batch.graph_starts, attention, pos_enc, device, dtype)
+    walks = batch.random_walk.to(dtype) if random_walk else None
+    return replace(found, random_walk=walks, row_weights=batch.row_weights)
 
 
 def _inputs(
@@ -177,6 +190,18 @@ def node_features_of(graph: Any) -> Tensor:
 def edge_features_of(graph: Any) -> Tensor:
     """The checked edata["feat"]; raises a ValueError."""
     return _features(graph.edata, "edata", "edges")
+
+
+def random_walk_of(graph: Any, steps: int) -> Tensor:
+    """The checked ndata["random_walk"] [N, steps]; raises a ValueError."""
+    found = graph.ndata.get("random_walk")
+    if found is None or found.shape[1:] != (steps,):
+        got = "none" if found is None else f"shape {tuple(found.shape)}"
+        raise ValueError(
+            f'graph: ndata["random_walk"] of shape [nodes, {steps}] is needed; got {got}: '
+            f"data.load(..., random_walk={steps}) gives it"
+        )
+    return found
 
 
 def _features(data: Any, name: str, rows: str) -> Tensor:

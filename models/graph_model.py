@@ -13,6 +13,7 @@ from models.graph_inputs import (
     node_features_of,
     prepare_batch,
     prepare_graph,
+    random_walk_of,
 )
 
 
@@ -22,12 +23,14 @@ class GraphModel(nn.Module):
     Attributes:
         task: "node" or "graph".
         pos_enc: number of Laplacian eigenvectors of the input.
+        random_walk: steps of the random-walk encoding of the input.
         edge_features: "none", "bias" or "stream".
         embedding, edge_embedding: embeddings of node features and, with edge features, of edge features.
     """
 
     task: str
     pos_enc: int
+    random_walk: int
     edge_features: str
     embedding: FeatureEmbedding
     edge_embedding: FeatureEmbedding
@@ -57,7 +60,8 @@ class GraphModel(nn.Module):
         """Move the features and structure of a DGLGraph to the model's device and dtype (see `prepare_graph`).
 
         Args:
-            graph: a DGLGraph, single or batched, with ndata["feat"], and edata["feat"] for a model with edge features.
+            graph: a DGLGraph, single or batched, with ndata["feat"], edata["feat"] for a model with edge features, and
+                ndata["random_walk"] for one with that encoding, as `data.load(..., random_walk=k)` gives them.
             attention: attention over this graph on the model's device; a plan made with edge_data=True for a model
                 with edge features.
 
@@ -80,8 +84,10 @@ class GraphModel(nn.Module):
         self.embedding.check(node_features_of(graph))
         if self.edge_features != "none":
             self.edge_embedding.check(edge_features_of(graph), row="edge")
+        if self.random_walk:
+            random_walk_of(graph, self.random_walk)
 
     def _read(self) -> dict[str, Any]:
         """Keyword arguments of `prepare_graph` and `prepare_batch` for this model."""
-        read = {"pos_enc": self.pos_enc, "edge_features": self.edge_features != "none"}
+        read = {"pos_enc": self.pos_enc, "random_walk": self.random_walk, "edge_features": self.edge_features != "none"}
         return read | {"device": self.device, "dtype": self.dtype}

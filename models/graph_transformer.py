@@ -30,13 +30,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fused3s import BoundEdges, Dropout, split_qkv
+from models.batch_norm import BatchNorm
 from models.embedding import FeatureEmbedding
 from models.graph_inputs import EdgeInputs, GraphInputs
 from models.graph_model import GraphModel
 from models.readout import Readout, mean_nodes
 from models.settings import Settings
 
-NORMS = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
+NORMS = {"layer": nn.LayerNorm, "batch": BatchNorm}
 SCORE_CLAMP = 5.0  # of the edge stream, as in the authors' code
 SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # added at each training pass: odd, so that no seed returns before 2^64 passes
 Edges = Tensor | BoundEdges | None  # see `Block.attend`
@@ -62,7 +63,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Edges]:
         """Nodes h [N, d] -> [N, d], and e for the next block; other arguments as in `attend`."""
         attended, e = self.attend(self.qkv(h), e, inputs, edge_block, dropout)
-        return mlp(self, attended, h), e
+        return mlp(self, attended, h, *norm_options(self, inputs)), e
 
     def attend(
         self, qkv: Tensor, e: Edges, inputs: GraphInputs, edge_block: "EdgeBlock | None", dropout: dict[str, Any]
@@ -112,13 +113,19 @@ class EdgeBlock(nn.Module):
         return w.sum(-1), None if self.last else mlp(self, w.flatten(1), e)
 
 
-def mlp(block: Block | EdgeBlock, attended: Tensor, h: Tensor) -> Tensor:
+def mlp(block: Block | EdgeBlock, attended: Tensor, h: Tensor, *row_weights: Tensor) -> Tensor:
     """The layers of a block after attention: output of attention and input of the block, both [rows, d] -> [rows, d].
 
-    Norms may have float32 parameters with 16-bit rows.
+    Norms may have float32 parameters with 16-bit rows. row_weights: see `BatchNorm`.
     """
-    h = block.norm1(h + block.out(block.drop(attended)))
-    return block.norm2(h + block.ffn_down(block.drop(F.relu(block.ffn_up(h)))))
+    h = block.norm1(h + block.out(block.drop(attended)), *row_weights)
+    return block.norm2(h + block.ffn_down(block.drop(F.relu(block.ffn_up(h)))), *row_weights)
+
+
+def norm_options(block: Block, inputs: GraphInputs) -> tuple[Tensor, ...]:
+    """`row_weights` of `mlp`: those of a padded batch for batch norm, which would count the padding."""
+    is_padded = isinstance(block.norm1, BatchNorm) and inputs.row_weights is not None
+    return (inputs.row_weights,) if is_padded else ()
 
 
 class GraphTransformer(GraphModel):
@@ -141,12 +148,16 @@ class GraphTransformer(GraphModel):
         self.head_dim = dim // heads
         self.task = settings.task
         self.pos_enc = settings.pos_enc
+        self.random_walk = settings.random_walk
         self.edge_features = settings.edge_features
         self.attention_dropout = settings.attention_dropout
         self.input_dropout = settings.input_dropout
         self.embedding = FeatureEmbedding(settings.in_features, dim)
         if settings.pos_enc:
             self.encoding = nn.Linear(settings.pos_enc, dim)
+        if settings.random_walk:
+            self.walk_norm = BatchNorm(settings.random_walk)
+            self.walk_encoding = nn.Linear(settings.random_walk, dim)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, heads, norm, dropout) for _ in range(blocks))
         self.readout = Readout(dim, settings.num_classes)
@@ -181,8 +192,12 @@ class GraphTransformer(GraphModel):
         return F.dropout(inputs.aligned_features, self.input_dropout)
 
     def encode(self, h: Tensor, inputs: GraphInputs) -> Tensor:
-        """Embedded features [N, d] with the positional encoding: input of the first block."""
-        return self.drop(h if inputs.encoding is None else h + self.encoding(inputs.encoding))
+        """Embedded features [N, d] with the positional encodings: input of the first block."""
+        if inputs.encoding is not None:
+            h = h + self.encoding(inputs.encoding)
+        if inputs.random_walk is not None:
+            h = h + self.walk_encoding(self.walk_norm(inputs.random_walk, inputs.row_weights))
+        return self.drop(h)
 
     def embed_edges(self, inputs: GraphInputs) -> Edges:
         """`e` of the first block (see `Block.attend`)."""

@@ -17,6 +17,7 @@ SIZES = {
     "heads": (1, 65_536),
     "blocks": (1, 10_000),
     "pos_enc": (0, 1_024),
+    "random_walk": (0, 1_024),
 }
 
 
@@ -33,6 +34,7 @@ class Settings:
         blocks: transformer blocks.
         norm: "layer", or "batch" with running statistics in eval mode.
         pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
+        random_walk: steps of the random-walk encoding added to the input through a batch norm and a linear layer.
         edge_features: "none", or the form in which edata["feat"] enters, "bias" or "stream"
             (see `models.graph_transformer`).
         edge_in_features: as `in_features`, for edges; only with edge features.
@@ -52,6 +54,7 @@ class Settings:
     blocks: int = 10
     norm: Norm = "layer"
     pos_enc: int = 0
+    random_walk: int = 0
     edge_features: EdgeFeatures = "none"
     edge_in_features: int | Sequence[int] | None = None
     dropout: float = 0.0

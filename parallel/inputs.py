@@ -53,6 +53,8 @@ def refuse_on_ranks(model: GraphModel, *, training: bool) -> None:
         problems.append(f"model.edge_features = {model.edge_features!r}: partitions hold no edge data; use 'none'")
     if model.pos_enc:
         problems.append(f"model.pos_enc = {model.pos_enc}: eigenvectors need the graph on one rank; use 0")
+    if model.random_walk:
+        problems.append(f"model.random_walk = {model.random_walk}: partitions do not hold the encoding; use 0")
     if training and any(isinstance(layer, nn.BatchNorm1d) for layer in model.modules()):
         problems.append("model.norm = 'batch': its statistics would be of one part's rows; train with 'layer'")
     if problems:

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
+from models.batch_norm import BatchNorm
+from models.fast import FastForward
 from training.metrics import UNKNOWN
 from training.padded_batches import PaddedBatches, Room, padding_refused
 from training.step import Step
@@ -64,6 +66,6 @@ class CapturedGraphs:
 
 def capture_refused(step: Step, task: GraphsTask, backend: str, reorder: str) -> str | None:
     """Why batches cannot be padded to one size, which a captured step needs; None if they can."""
-    if any(isinstance(layer, nn.BatchNorm1d) for layer in step.model.modules()):
-        return "batch norm would count the rows of padding"
+    if isinstance(step.forward, FastForward) and isinstance(step.model.blocks[0].norm1, BatchNorm):
+        return "compiled layers with batch norm would count the rows of padding"
     return padding_refused(step.working.model, backend, reorder, task.graphs)

@@ -68,8 +68,8 @@ def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: CsrBa
         return f"attention.reorder = {reorder!r}: an order of rows is searched for on the host"
     if model.pos_enc:
         return "the model has Laplacian eigenvectors, which are computed on the host"
-    if model.edge_features != "none":
-        return "the model has edge features, which padded batches do not hold"
+    if model.edge_features == "stream":
+        return "the model has a stream of edges, whose layers would run on the padding"
     if graphs.kept_on.type != model.device.type:
         return f"the collection is too large for the memory of {model.device}, and batches come from the host"
     return None
@@ -79,7 +79,7 @@ def make_room(size: BatchSize, *, device: torch.device, **inputs: Any) -> Room:
     """A plan with room for batches of a size.
 
     Args:
-        inputs: dtype, head_dim, num_heads and backward, as of `fused3s.plan_attention`.
+        inputs: dtype, head_dim, num_heads, edge_data and backward, as of `fused3s.plan_attention`.
 
     Raises:
         CaptureError: no refillable plan supports these inputs.

@@ -58,5 +58,11 @@ def room_for_training(
     """A refillable plan for padded batches."""
     model = config.model
     return make_room(
-        size, device=device, dtype=precision, head_dim=model.head_dim, num_heads=model.heads, backward=backward
+        size,
+        device=device,
+        dtype=precision,
+        head_dim=model.head_dim,
+        num_heads=model.heads,
+        edge_data=model.edge_features != "none",
+        backward=backward,
     )

@@ -77,11 +77,18 @@ class Fused3SData:
     # Set on the object that planning returned, not on copies: results from the GPU, and where memory was allocated.
     progress: ClassVar[Any] = None  # fused3s_planning.PlanProgress
     made_on: ClassVar[tuple[int, int] | None] = None  # GPU and stream
+    has_room: ClassVar[bool] = False  # of a `PlanRoom`: arrays of edges go on after the last edge of the graph
 
     @property
     def size(self) -> GraphSize:
         """Sizes that decide between the kernels."""
         return GraphSize(self.num_rows, self.num_cols, self.num_edges, self.num_tiles)
+
+    def new_of_edges(self, like: torch.Tensor, columns: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. With room it is zeros: no
+        kernel writes entries without an edge, and gradients of edge data add them up."""
+        new = like.new_zeros if self.has_room else like.new_empty
+        return new((self.indices.numel(), *columns), dtype=dtype)
 
     def ready(self, is_forward: bool = True) -> "Fused3SData":
         """The plan for a call on torch's current stream: with exact sizes from the second forward pass on, once the GPU

@@ -139,10 +139,9 @@ class _EdgeTensors:
         wanted: frozenset[str],
     ) -> None:
         num_rows, num_heads, _ = query.shape
-        num_edges = data.indices.numel()
 
         def of_edges(is_wanted: bool) -> torch.Tensor | None:
-            return query.new_empty((num_edges, num_heads), dtype=torch.float32) if is_wanted else None
+            return data.new_of_edges(query, (num_heads,), torch.float32) if is_wanted else None
 
         self.data, self.edges, self.wanted = data, edges, wanted
         self.of_values = new_value_gradients(edges, query, data, wanted)
@@ -184,7 +183,7 @@ class _EdgeTensors:
         found = {}
         if "padded_features" in wanted:
             found["padded_features"] = _feature_gradient(
-                *(self.data.row_items, edges.padded_features, self.score_weights, self.projected_query),
+                *(self.data, edges.padded_features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
             )
         if self.wants_factors:
@@ -246,7 +245,7 @@ def _scalars(
 
 
 def _feature_gradient(
-    items: torch.Tensor,
+    data: Fused3SData,
     features: torch.Tensor,
     score_weights: torch.Tensor | None,
     projected_query: torch.Tensor | None,
@@ -254,21 +253,20 @@ def _feature_gradient(
     projected_grad: torch.Tensor | None,
 ) -> torch.Tensor:
     """[nnz, 16]: the sum over heads of `score_weights` u_i + `value_weights` u'_i."""
-    num_edges = len(features)
     if projected_query is projected_grad is None:
         return torch.zeros_like(features)
-    gradient = features.new_empty((num_edges, FEATURES))
+    gradient = data.new_of_edges(features, (FEATURES,), features.dtype)
     _, num_rows, _ = (projected_grad if projected_query is None else projected_query).shape
     num_heads = (value_weights if score_weights is None else score_weights).shape[1]
-    num_items = len(items)
-    if num_edges:
+    num_items = len(data.row_items)
+    if len(gradient):
         kernel = get_kernel(features_instance(features.dtype), features.device.index)
         launch_kernel(
             kernel,
             (-(-num_items * FEATURE_LANES // (WARPS * WARP_SIZE)),),
             WARPS * WARP_SIZE,
             {
-                "items": items,
+                "items": data.row_items,
                 "score_weights": score_weights,
                 "projected_query": projected_query,
                 "value_weights": value_weights,
@@ -301,12 +299,15 @@ def _factor_gradients(
         row, edge = data.column_rows[first : first + step], data.column_edges[first : first + step]
         place = torch.arange(first, first + len(edge), device=query.device)
         column = torch.searchsorted(data.column_offsets, place, right=True) - 1
-        products = (query[row].float() * key[column].float() * score_weights[edge, :, None]).flatten(1)
+        weights = score_weights[edge, :, None]
+        if data.has_room:  # behind the last edge: edge 0, with weight 0
+            column, weights = column.clamp(max=len(key) - 1), weights.where((column < len(key))[:, None, None], 0)
+        products = (query[row].float() * key[column].float() * weights).flatten(1)
         if of_features is None:
             amounts = (edges.types[edge] == numbers[:, None]).float()
         else:
             amounts = edges.features[edge].float().t()
             found = products @ factor.float().flatten(1).t()
-            of_features[edge, :num_factors] = found.to(of_features.dtype)
+            of_features[:, :num_factors].index_add_(0, edge, found.to(of_features.dtype))
         gradient += amounts @ products
     return gradient.view(num_factors, num_heads, dim).to(query.dtype), of_features

@@ -88,7 +88,9 @@ def queue_plan(
 def make_room(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> "MadePlan":
     """Memory for plans of graphs up to a size, to be filled later."""
     form = form_of(size, device, inputs, forward) or _form_by_edge(size, device, inputs, forward)
-    return MadePlan(GPUPlan(form, device), size, None, None)
+    made = MadePlan(GPUPlan(form, device), size, None, None)
+    object.__setattr__(made.bounded, "has_room", True)
+    return made
 
 
 def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> PlanForm | None:

@@ -109,12 +109,15 @@ def new_value_gradients(
 ) -> dict[str, torch.Tensor]:
     """Memory [length, H, n] float32 for the wanted gradients of values, by name; those of heads for each row."""
     num_rows, num_heads = query.shape[:2]
-    lengths = num_rows, data.num_cols, 0 if data.indices is None else data.indices.numel(), num_rows
-    return {
-        name: query.new_empty((length, num_heads, getattr(edges, name).shape[2]), dtype=torch.float32)
-        for name, length in zip(VALUES, lengths, strict=True)
-        if name in wanted
-    }
+    lengths = {"row_values": num_rows, "column_values": data.num_cols, "head_values": num_rows}
+    found = {}
+    for name in (each for each in VALUES if each in wanted):
+        columns = num_heads, getattr(edges, name).shape[2]
+        if name == "edge_values":
+            found[name] = data.new_of_edges(query, columns, torch.float32)
+        else:
+            found[name] = query.new_empty((lengths[name], *columns), dtype=torch.float32)
+    return found
 
 
 def gradient_members(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -146,7 +146,8 @@ def test_graphs_that_do_not_fit_are_not_loaded(collection):
     [
         ("csr_unfused", "none", {}, "backend is csr_unfused"),
         ("fused3s", "communities", {}, "reorder = 'communities'"),
-        ("fused3s", "none", {"edge_features": "bias", "edge_in_features": 3}, "edge features"),
+        ("fused3s", "none", {"edge_features": "stream", "edge_in_features": 3}, "a stream of edges"),
+        ("fused3s", "none", {"edge_features": "bias", "edge_in_features": 3}, None),
         ("fused3s", "none", {}, None),
     ],
 )

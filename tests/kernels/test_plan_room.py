@@ -7,7 +7,7 @@ from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
 
 from baselines import REGISTRY
-from fused3s import PlanRoom, plan_attention, plan_many
+from fused3s import EdgeData, PlanRoom, plan_attention, plan_many
 from fused3s.backends.reference import edge_softmax_attention
 from fused3s.formats.edge_list import EdgeList
 from fused3s.runtime.cuda_graph import capture
@@ -121,6 +121,43 @@ def test_the_edges_of_the_last_fill_are_numbered(monkeypatch):
             assert (row.diff() >= 0).all()
             assert torch.equal(column.int(), room.plan.data.indices[:used])
             assert (edge[used:] == 0).all()
+
+
+@on_the_shim
+@pytest.mark.parametrize("form", ["bias", "features", "types", "key_factor"])
+def test_gradients_of_edge_data_in_a_plan_with_room(monkeypatch, form):
+    """Rows of the data that have no edge in the last fill, among them all from its end on, get a gradient of 0."""
+    heads, dim = 2, 8
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = tensors_for(heads, dim)
+    given = {
+        "bias": {"bias": (EDGES, heads)},
+        "features": {"features": (EDGES, 3), "key_weight": (heads, dim, 3), "value_weight": (heads, dim, 3)},
+        "types": {"type_weight": (4, heads, dim)},
+        "key_factor": {"features": (EDGES, 3), "key_factor": (3, heads, dim)},
+    }[form]
+    given = {name: torch.randn(shape, generator=generator).to(HALF) for name, shape in given.items()}
+    types = {"types": torch.randint(0, 4, (EDGES,), generator=generator)} if form == "types" else {}
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
+        room = room_for(heads, dim, edge_data=True, backward=True)
+        for number in (1, 3, 2, 0):
+            graph = GRAPHS[number]
+            room.fill(padded(graph))
+            leaves = {name: each.clone().requires_grad_() for name, each in given.items()}
+            with poisoned_buffers(monkeypatch):
+                bound = room.plan.bind_edges(EdgeData(**leaves, **types))
+                room.plan(query, key, value, scale=0.3, edges=bound).sum().backward()
+            used = graph.num_edges
+            exact = {name: each.double().requires_grad_() for name, each in given.items()}
+            of_edges = {name: each[:used] if len(each) == EDGES else each for name, each in (exact | types).items()}
+            options = {"shape": (ROWS, COLS), "backend": "reference", "device": "cpu", "edge_data": True}
+            plan = plan_attention(graph.edge_index, **options)
+            tensors = (each.double() for each in (query, key, value))
+            plan(*tensors, scale=0.3, edges=plan.bind_edges(EdgeData(**of_edges))).sum().backward()
+            for name, leaf in leaves.items():
+                wanted = exact[name].grad
+                error = (leaf.grad.double() - wanted).abs().max()
+                assert error <= 1e-2 * max(1, wanted.abs().max()), f"graph {number}, {name}: {error}"
 
 
 @on_the_shim

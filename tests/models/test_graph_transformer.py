@@ -47,6 +47,14 @@ def test_a_batch_with_encodings_is_the_concatenation_of_its_graphs(make_graph, m
         torch.testing.assert_close(run(model, batch, "dgl"), parts, **TOLERANCE)
 
 
+def test_the_random_walk_encoding_is_normalised_and_added(make_graph, make_model):
+    graph, model = make_graph(), make_model(random_walk=5, norm="batch")
+    with pytest.raises(ValueError, match=r"nodes, 5\] is needed; got none: data.load\(..., random_walk=5\)"):
+        run(model, graph, "reference")
+    graph.ndata["random_walk"] = torch.rand(40, 5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(run(model, graph, "reference"), ByHand(model)(graph).float(), **TOLERANCE)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_mean_of_many_nodes_in_float16_does_not_stagnate(make_graph, make_model, device):
     graph = make_graph(num_nodes=9000)

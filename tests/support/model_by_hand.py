@@ -44,6 +44,8 @@ class ByHand:
         source, target = (ends.tolist() for ends in graph.edges())
         edges = list(enumerate(zip(source, target, strict=True)))
         h = self.embed("embedding", graph.ndata["feat"])
+        if model.random_walk:
+            h = h + self.linear("walk_encoding", self.norm("walk_norm", graph.ndata["random_walk"].double()))
         e = self.embed("edge_embedding", graph.edata["feat"]) if model.edge_features != "none" else [0.0] * len(edges)
         for i in range(len(model.blocks)):
             q, k, v = (part.unflatten(1, (heads, -1)) for part in self.linear(f"blocks.{i}.qkv", h).chunk(3, dim=1))

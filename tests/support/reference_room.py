@@ -11,12 +11,15 @@ from fused3s.formats.csr import CSRPattern
 class ReferenceRoom:
     """As `fused3s.PlanRoom`, for one or several `fills`."""
 
-    def __init__(self, shape, num_edges, *, device, dtype, head_dim, num_heads=1, out_dtype=None, backward=False):
-        self.shape, self.num_edges, self.fills = shape, num_edges, 0
+    def __init__(
+        self, shape, num_edges, *, device, dtype, head_dim, num_heads=1, out_dtype=None, edge_data=False, backward=False
+    ):
+        self.shape, self.num_edges, self.fills, self.edge_data = shape, num_edges, 0, edge_data
 
     def fill(self, edges):
         self.fills += 1
-        self.plan = plan_attention(self.pattern(edges), backend="reference", device="cpu")
+        options = {"backend": "reference", "device": "cpu", "edge_data": self.edge_data}
+        self.plan = plan_attention(self.pattern(edges), **options)
 
     def pattern(self, edges):
         if isinstance(edges, torch.Tensor):

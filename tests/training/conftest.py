@@ -8,6 +8,7 @@ import torch
 
 from configs import TrainConfig
 from data import GraphMeta, LoadedGraph
+from data.random_walk import random_walk_encoding
 from fused3s.dgl import import_dgl
 from training import Trainer
 
@@ -51,6 +52,21 @@ def graphs():
     splits = {"train": torch.arange(10), "valid": torch.arange(10, 17), "test": torch.arange(17, GRAPHS)}
     batch = import_dgl().batch(made)
     return LoadedGraph.from_dgl(batch, meta("graph", batch, TASKS, GRAPHS), labels, splits, "rocauc")
+
+
+@pytest.fixture
+def molecules(graphs):
+    """The graphs with codes of edges and a random-walk encoding."""
+    about = {"edge_features": "original", "edge_feature_dim": 2, "edge_feature_cardinalities": (4, 3)}
+    codes = [torch.randint(0, 3, (len(graphs.columns),), generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    csr = (graphs.row_pointers.numpy(), graphs.columns.numpy(), graphs.graph_sizes.numpy())
+    walks = torch.from_numpy(random_walk_encoding(*csr, 3))
+    return dataclasses.replace(
+        graphs,
+        meta=dataclasses.replace(graphs.meta, **about),
+        node_data=graphs.node_data | {"random_walk": walks},
+        edge_data={"feat": torch.stack(codes, 1)},
+    )
 
 
 @pytest.fixture

@@ -66,6 +66,22 @@ def test_captured_batches_train_as_the_reference_on_the_cpu(graphs, gpu_config, 
     assert (weights - others).norm() < 2e-2 * others.norm()
 
 
+def test_captured_batches_of_molecules_train_as_the_reference_on_the_cpu(
+    molecules, gpu_config, make_config, trained, tmp_path
+):
+    """Edge features, whose gradient must not count the padding, and batch norm, whose statistics must not."""
+    options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "training__epochs": 2}
+    options |= {"model__norm": "batch", "model__edge_features": "bias", "model__random_walk": 3}
+    options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__precision": "float32"}
+    captured, records = trained(gpu_config(**options), molecules, tmp_path / "captured")
+    exact, expected = trained(make_config(**options), molecules, tmp_path / "exact")
+    assert (captured.captured, captured.runner.num_eager) == (True, 0)
+    for record, other in zip(records, expected, strict=True):
+        assert record.loss == pytest.approx(other.loss, rel=2e-2)
+    for name, tensor in captured.step.model.state_dict().items():
+        torch.testing.assert_close(tensor.cpu(), exact.step.model.state_dict()[name], atol=5e-3, rtol=2e-2)
+
+
 def test_each_replay_drops_other_weights(nodes, gpu_config, trained, tmp_path):
     config = gpu_config(model__attention_dropout=0.5, training__lr=1e-30, runtime__cuda_graph=True)
     _, records = trained(config, nodes, tmp_path)

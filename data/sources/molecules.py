@@ -1,0 +1,201 @@
+"""Molecules from a published table of SMILES strings, with ogb's codes of atoms and bonds (`ogb.utils.smiles2graph`).
+
+RDKit converts a table once, which takes minutes. The result is kept below the root as an .npz without pickles; where
+that file is, neither the table nor RDKit is needed.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.atomic import made_once
+from data.graph import PARTS, RawGraph
+from data.packed import join_graphs, rows_of
+from data.selection import Selection, renumbered
+from data.sources.base import OfficialSource, Remote, reading
+from data.sources.ogb_import import import_ogb
+from data.sources.pyg import OgbGraphs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SmilesTable(OfficialSource):
+    """A table with a molecule a row, and its scaffold split (80 / 10 / 10).
+
+    Of rows with the same SMILES string the first counts. Molecules that RDKit cannot parse are left out.
+
+    Attributes:
+        url: address of the table.
+        file: its path below the root, a .csv or .tsv; `file`.gz is read, too.
+        smiles, label: its columns.
+        classes: the texts of the labels 0 and 1.
+        package: Python package that holds the table, read if it is not below the root.
+    """
+
+    url: str
+    file: str
+    smiles: str
+    label: str
+    classes: tuple[str, str]
+    package: str = ""
+
+    def files(self, root: Path) -> Sequence[Remote]:
+        return [Remote(self.url, root / self.file)]
+
+    def is_present(self, root: Path) -> bool:
+        return self.kept(root).is_file() or self.table(root) is not None
+
+    def kept(self, root: Path) -> Path:
+        """The converted table. Arrays as in a collection of `data.files`, with codes: `feat` and `edge_feat`."""
+        return (root / self.file).with_suffix(".npz")
+
+    def table(self, root: Path) -> Path | None:
+        places = [root / self.file, root / f"{self.file}.gz"]
+        if self.package and (found := importlib.util.find_spec(self.package)):
+            places.append(Path(found.origin).with_name(Path(self.file).name))
+        return next((place for place in places if place.is_file()), None)
+
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        kept = self.kept(root)
+        with made_once(kept) as unfinished:
+            if unfinished is not None:
+                np.savez_compressed(unfinished, **self._converted(self.table(root), kept))
+        with reading(kept):
+            with np.load(kept, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            sizes, counts = (arrays[name].astype(np.int64) for name in ("node_counts", "edge_counts"))
+            splits = {part: arrays[f"{part}_ids"].astype(np.int64) for part in PARTS}
+            rows = {"feat": sizes.sum(), "graph_label": sizes.size}
+            rows |= dict.fromkeys(("edge_feat", "u", "v"), counts.sum())
+            if wrong := [name for name, count in rows.items() if len(arrays[name]) != count]:
+                raise ValueError(f"{wrong[0]} has {len(arrays[wrong[0]])} rows, and {rows[wrong[0]]} are needed")
+            graphs, place = np.arange(sizes.size), str(kept)
+            if selection.split:
+                graphs, place = splits[selection.split.replace("val", "valid")], f"{kept}, {selection.split}"
+        picked = graphs[selection.pick(graphs.size, place)]
+        nodes, edges = rows_of(picked, sizes), rows_of(picked, counts)
+        with reading(kept):
+            return join_graphs(
+                sizes[picked],
+                counts[picked],
+                np.stack([arrays["u"], arrays["v"]], 1)[edges].astype(np.int64),
+                arrays["feat"][nodes].astype(np.int64),
+                arrays["edge_feat"][edges].astype(np.int64),
+                selection.described(f"{self.url}, scaffold split computed"),
+                graph_labels=arrays["graph_label"][picked].astype(np.float32),
+                splits=renumbered(splits, picked, sizes.size),
+                graph_ids=picked,
+                collection_size=graphs.size,
+            )
+
+    def _converted(self, table: Path, kept: Path) -> Mapping[str, np.ndarray]:
+        import pandas as pd
+
+        if importlib.util.find_spec("rdkit") is None:
+            raise ValueError(
+                f"{table}: converting SMILES strings needs RDKit, which is not installed: pip install "
+                f"'.[molecules]' in this clone, or bring {kept} from a machine that has it"
+            )
+        with reading(table):
+            options = {"sep": "\t" if ".tsv" in table.name else ",", "dtype": str, "keep_default_na": False}
+            rows = pd.read_csv(table, usecols=[self.smiles, self.label], **options)
+            wrong = rows[~rows[self.label].isin(self.classes)]
+            if len(wrong):
+                row, value = wrong.index[0], wrong[self.label].iloc[0]
+                raise ValueError(f"row {row} has {self.label} {value!r}; {' and '.join(self.classes)} are allowed")
+        first = rows.drop_duplicates(self.smiles)
+        text = "%s: converting %s SMILES strings, once; %s further rows repeat one"
+        logger.info(text, table, f"{len(first):,}", f"{len(rows) - len(first):,}")
+        smiles = first[self.smiles].tolist()
+        parsed, arrays = convert(smiles)
+        if missing := len(smiles) - parsed.size:
+            text = "%s: RDKit cannot parse %d of %d SMILES strings, which are left out; the first is %r"
+            logger.warning(text, table, missing, len(smiles), smiles[np.setdiff1d(np.arange(len(smiles)), parsed)[0]])
+        label = (first[self.label] == self.classes[1]).to_numpy(np.uint8)
+        return {**arrays, "graph_label": label[parsed, None]}
+
+
+@dataclass(frozen=True)
+class OgbMolecules(OgbGraphs):
+    """A set of ogb, from ogb's files, or without them from the table that it was made of.
+
+    Attributes:
+        table: fields of its `SmilesTable`.
+    """
+
+    table: Mapping[str, Any] = ()
+
+    def is_present(self, root: Path) -> bool:
+        return super().is_present(root) or SmilesTable(**self.table).is_present(root)
+
+    def load(self, root: Path, selection: Selection) -> RawGraph:
+        if super().is_present(root):
+            return super().load(root, selection)
+        return SmilesTable(**self.table).load(root, selection)
+
+
+def convert(smiles: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The molecules that RDKit can parse: their indices [G] int64, and the arrays of `SmilesTable.kept` but labels.
+
+    Raises:
+        ValueError: it can parse none.
+    """
+    from rdkit import Chem, rdBase
+    from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+
+    smiles2graph = import_ogb("utils.mol").smiles2graph
+    parsed, graphs, scaffolds = [], [], []
+    with rdBase.BlockLogs():
+        for index, text in enumerate(smiles):
+            molecule = Chem.MolFromSmiles(text)
+            if molecule is not None and molecule.GetNumAtoms():
+                parsed.append(index)
+                graphs.append(smiles2graph(text))
+                scaffolds.append(MurckoScaffoldSmiles(mol=molecule, includeChirality=False))
+    if not parsed:
+        raise ValueError(f"RDKit can parse none of {len(smiles)} SMILES strings; the first is {smiles[:1]}")
+    # smiles2graph lists each bond twice in a row: begin and end, then end and begin.
+    u, v = np.concatenate([graph["edge_index"][:, ::2] for graph in graphs], axis=1).astype(np.uint16)
+    splits = scaffold_split(np.unique(scaffolds, return_inverse=True)[1])
+    return np.array(parsed), {
+        "node_counts": np.array([graph["num_nodes"] for graph in graphs], np.int32),
+        "edge_counts": np.array([graph["edge_index"].shape[1] // 2 for graph in graphs], np.int32),
+        "u": u,
+        "v": v,
+        "feat": np.concatenate([graph["node_feat"] for graph in graphs]).astype(np.uint8),
+        "edge_feat": np.concatenate([graph["edge_feat"][::2] for graph in graphs]).astype(np.uint8),
+        **{f"{part}_ids": ids.astype(np.int32) for part, ids in splits.items()},
+    }
+
+
+def scaffold_split(scaffold: np.ndarray) -> dict[str, np.ndarray]:
+    """The split of MoleculeNet and ogb, 80 / 10 / 10: molecules of one scaffold stay together.
+
+    Scaffolds are taken from the one with the most molecules on (of equal ones the one that begins last). Each goes to
+    the training part if it still fits there, else to the validation part if the two together hold no more than 90 %,
+    else to the test part.
+
+    Args:
+        scaffold: [G] integers, equal for molecules of one scaffold.
+    """
+    order = np.argsort(scaffold, kind="stable")
+    _, starts, counts = np.unique(scaffold[order], return_index=True, return_counts=True)
+    groups = np.split(order, starts[1:])
+    part_of, filled = np.empty(scaffold.size, np.int8), [0, 0, 0]
+    for group in np.lexsort((order[starts], counts))[::-1]:
+        size = counts[group]
+        if filled[0] + size <= 0.8 * scaffold.size:
+            part = 0
+        elif filled[0] + filled[1] + size <= 0.9 * scaffold.size:
+            part = 1
+        else:
+            part = 2
+        part_of[groups[group]] = part
+        filled[part] += size
+    return {name: np.flatnonzero(part_of == part) for part, name in enumerate(PARTS)}

@@ -1,0 +1,31 @@
+"""Batch norm for padded batches."""
+
+import torch
+from torch import Tensor, nn
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """`nn.BatchNorm1d` whose statistics can leave out rows of padding."""
+
+    def forward(self, x: Tensor, row_weights: Tensor | None = None) -> Tensor:
+        """x [N, d] -> [N, d].
+
+        Args:
+            row_weights: [N], 1 / r for each of r real rows and 0 for padding; None: all rows are real. In training the
+                statistics, also the running ones, are then those of `nn.BatchNorm1d` on the real rows alone.
+        """
+        if row_weights is None or not self.training:
+            return super().forward(x)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        weights = row_weights.to(wide.dtype)
+        mean = weights @ wide
+        centred = wide - mean
+        variance = weights @ centred.square()
+        with torch.no_grad():
+            count = 1 / weights.max()
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            unbiased = variance * (count / (count - 1).clamp(min=1))
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return torch.addcmul(self.bias, centred, scale).to(x.dtype)

@@ -1,0 +1,49 @@
+"""Batch norm of padded rows against torch's of the real rows alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from models.batch_norm import BatchNorm
+
+
+@pytest.mark.parametrize(("real", "rows"), [(37, 64), (2, 64), (64, 64)])
+def test_statistics_and_gradients_are_those_of_the_real_rows(real, rows):
+    torch.manual_seed(0)
+    norm, plain = BatchNorm(5).double(), nn.BatchNorm1d(5).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    plain.load_state_dict(norm.state_dict())
+    weights = torch.zeros(rows, dtype=torch.float64)
+    weights[:real] = 1 / real
+    for _ in range(3):
+        x = (100 + torch.randn(rows, 5, dtype=torch.float64)).requires_grad_()
+        grad = torch.randn(real, 5, dtype=torch.float64)
+        y, wanted = norm(x, weights)[:real], plain(x[:real])
+        torch.testing.assert_close(y, wanted)
+        for found, expected in zip(
+            torch.autograd.grad(y, [x, *norm.parameters()], grad),
+            torch.autograd.grad(wanted, [x, *plain.parameters()], grad),
+            strict=True,
+        ):
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(norm.state_dict(), plain.state_dict())
+    norm.eval(), plain.eval()
+    torch.testing.assert_close(norm(x, weights), plain(x))
+
+
+def test_sixteen_bits_are_summed_in_float32():
+    torch.manual_seed(0)
+    norm, plain = BatchNorm(3), nn.BatchNorm1d(3).double()
+    x = (3 + torch.randn(5000, 3)).bfloat16()
+    y = norm(x, torch.full((5000,), 1 / 5000))
+    assert y.dtype == torch.bfloat16
+    assert (y.double() - plain(x.double())).abs().max() < 0.02
+    torch.testing.assert_close(norm.running_var.double(), plain.running_var, rtol=1e-5, atol=0)
+
+
+def test_one_real_row_gives_finite_running_statistics():
+    norm = BatchNorm(3)
+    y = norm(torch.randn(4, 3), torch.tensor([1.0, 0, 0, 0]))
+    torch.testing.assert_close(y[0], norm.bias)
+    assert all(buffer.isfinite().all() for buffer in norm.buffers())
