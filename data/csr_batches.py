@@ -31,6 +31,7 @@ class BatchArrays:
         graph_starts: [B] int64, first node of each graph.
         random_walk: [n, k] float32, random-walk encoding; None without it.
         row_weights: [n] float32 of a padded batch of r real rows: 1 / r for these, 0 for padding; None: all are real.
+        node_ids: [n] int64 of a padded batch: each row's node of the collection of N nodes, N for padding; else None.
     """
 
     indptr: "torch.Tensor"
@@ -40,6 +41,7 @@ class BatchArrays:
     graph_starts: "torch.Tensor"
     random_walk: "torch.Tensor | None" = None
     row_weights: "torch.Tensor | None" = None
+    node_ids: "torch.Tensor | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +220,7 @@ class CsrBatches:
             graph_starts=torch.cat([row_starts, (row_ends[-1] + further).clamp_(max=size.rows)]),
             random_walk=None if walks is None else walks[nodes[:-1]].where(has_row, 0),
             row_weights=has_node[:-1] / row_ends[-1].clamp(min=1),
+            node_ids=nodes[:-1].where(has_node[:-1], int(self._first_node[-1])),
         )
 
     def largest_size(self, batches: Sequence[np.ndarray]) -> BatchSize:

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models.batch_norm import BatchNorm
 from models.fast import FastForward
-from training.metrics import UNKNOWN
 from training.padded_batches import PaddedBatches, Room, padding_refused
 from training.step import Step
 from training.tasks import Batch, GraphsBatch, GraphsTask
@@ -40,7 +37,7 @@ class CapturedGraphs:
         evaluated = graphs.largest_size([*task.order("valid", None), *task.order("test", None)])
         self._train = PaddedBatches(graphs, self.size, model, make_room(self.size, True))
         self._evaluation = PaddedBatches(graphs, evaluated, model, make_room(evaluated, False))
-        self._labels = task.labels
+        self._task = task
         self._train.load(train[:1])  # any that fits
         self._captured_step: CapturedGraph[Tensor] = step.captured(lambda: step(self._batch(self._train)))
         self._captured_evaluation: CapturedGraph[Tensor] = capture(
@@ -55,13 +52,12 @@ class CapturedGraphs:
 
     def evaluate(self, batch: GraphsBatch) -> Tensor:
         self._evaluation.load(batch.ids)
-        return self._captured_evaluation.replay()[: len(batch.ids)].clone()  # the next replay overwrites it
+        rows = self._task.num_rows(batch.ids)
+        return self._captured_evaluation.replay()[:rows].clone()  # the next replay overwrites it
 
     def _batch(self, padded: PaddedBatches) -> Batch:
-        labels, further = self._labels[padded.ids], padded.size.all_graphs - padded.size.graphs
-        unknown = torch.nan if labels.is_floating_point() else UNKNOWN
-        rows = (0, 0, 0, further) if labels.dim() == 2 else (0, further)
-        return Batch(padded.inputs(), pad(labels, rows, value=unknown))
+        inputs = padded.inputs()
+        return Batch(inputs, self._task.padded_labels(padded))
 
 
 def capture_refused(step: Step, task: GraphsTask, backend: str, reorder: str) -> str | None:

@@ -291,8 +291,6 @@ class Trainer:
     def _capture_refused(self) -> str | None:
         if self.device.type != "cuda":
             return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
-        if self.task.static is None and self.meta.task == "node":
-            return "batches with labels of nodes are not padded"
         if self.task.static is None:
             return capture_refused(self.step, self.task, self.backend, self.config.attention.reorder)
         return None

@@ -38,6 +38,7 @@ class PaddedBatches:
 
     Attributes:
         ids: [size.graphs] int64, graphs of the batch; the number of graphs of the collection means no graph.
+        node_ids: [size.rows] int64, nodes of the collection in the last `inputs`; its number of nodes means padding.
     """
 
     def __init__(self, graphs: CsrBatches, size: BatchSize, model: GraphModel, room: Room) -> None:
@@ -56,6 +57,7 @@ class PaddedBatches:
     def inputs(self) -> GraphInputs:
         """Inputs of the model for the graphs of the last `load`. A CUDA graph can capture it: replays read `ids`."""
         batch = self.graphs.padded(self.ids, self.size)
+        self.node_ids = batch.node_ids
         self.room.fill((batch.indptr, batch.col))
         return self.model.prepare_batch(batch, self.room.plan)
 

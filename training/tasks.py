@@ -16,6 +16,7 @@ from data.packed import rows_of
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
 from training.metrics import OF_TARGETS, UNKNOWN, labels_of
+from training.padded_batches import PaddedBatches
 from training.targets import Targets
 
 PARTS = ("train", "valid", "test")
@@ -141,6 +142,15 @@ class GraphsTask:
         """Labels of the rows of the output for the graphs `ids` [B]."""
         return self.labels[to_device(torch.from_numpy(ids), self.device)]
 
+    def padded_labels(self, batch: PaddedBatches) -> Tensor:
+        """Labels of the rows of the output for a padded batch, after its inputs were made."""
+        labels, further = self.labels[batch.ids], batch.size.all_graphs - batch.size.graphs
+        return torch.cat([labels, self.labels[-1:].expand(further, *labels.shape[1:])])
+
+    def num_rows(self, ids: np.ndarray) -> int:
+        """Rows of the output for the graphs `ids` [B]."""
+        return ids.size
+
     def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
         """Ids of the graphs of each split."""
         return loaded.splits
@@ -165,6 +175,12 @@ class NodesOfGraphsTask(GraphsTask):
 
     def labels_of(self, ids: np.ndarray) -> Tensor:
         return super().labels_of(rows_of(ids, self.graphs.sizes))
+
+    def padded_labels(self, batch: PaddedBatches) -> Tensor:
+        return self.labels[batch.node_ids]
+
+    def num_rows(self, ids: np.ndarray) -> int:
+        return int(self.graphs.sizes[ids].sum())
 
     def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
         sizes = self.graphs.sizes

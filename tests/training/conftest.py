@@ -70,6 +70,28 @@ def molecules(graphs):
 
 
 @pytest.fixture
+def nodes_of_graphs(graphs):
+    """The collection with a label for each node, its larger feature of two: the second for one node in six."""
+    features = graphs.node_data["feat"]
+    labels = (features[:, 1] > features[:, 0] + 1.4).long()
+    labels[::11] = -1
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), graphs.graph_sizes.cumsum(0)])
+    splits = {part: torch.arange(starts[ids[0]], starts[ids[-1] + 1]) for part, ids in graphs.splits.items()}
+    meta = dataclasses.replace(graphs.meta, task="node", num_classes=2)
+    return dataclasses.replace(graphs, meta=meta, labels=labels, splits=splits, metric="balanced_accuracy")
+
+
+@pytest.fixture
+def targets(graphs):
+    """The collection with two targets of regression, far from 0 and of other sizes; one in six is missing."""
+    features, starts = graphs.node_data["feat"], graphs.graph_sizes.cumsum(0) - graphs.graph_sizes
+    means = torch.stack([part.mean(0)[:2] for part in features.tensor_split(starts[1:])])
+    labels = torch.tensor([300.0, -7.0]) + torch.tensor([20.0, 0.1]) * means
+    labels[torch.from_numpy(np.random.default_rng(1).random(labels.shape) < 1 / 6)] = torch.nan
+    return dataclasses.replace(graphs, meta=dataclasses.replace(graphs.meta, unit="eV"), labels=labels, metric="mae")
+
+
+@pytest.fixture
 def make_config():
     """A configuration on the CPU with the reference backend; keys are given as section__key."""
 

@@ -78,9 +78,10 @@ def test_a_captured_run_on_molecules_is_the_eager_run(molecules, make_config, tr
         torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("metric", ["rocauc", "accuracy"])
-def test_a_captured_run_is_the_eager_run(graphs, replaced, make_config, trained, tmp_path, request, metric):
-    if metric == "accuracy":
+@pytest.mark.parametrize("labelled", ["graphs", "classes", "targets", "nodes_of_graphs"])
+def test_a_captured_run_is_the_eager_run(replaced, make_config, trained, tmp_path, request, labelled):
+    graphs = request.getfixturevalue("graphs" if labelled == "classes" else labelled)
+    if labelled == "classes":
         labels = torch.from_numpy(np.random.default_rng(0).integers(0, 2, len(graphs.labels)))
         labels[1] = -1
         graphs = replaced(graphs, labels=labels, metric="accuracy")

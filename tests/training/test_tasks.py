@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from model_by_hand import dense_attention
@@ -16,28 +15,6 @@ from training.targets import Targets
 from training.tasks import PARTS
 
 LONG = {"training__epochs": 20, "training__lr": 0.02, "training__checkpoint_seconds": 30.0, "data__batch_size": 5}
-
-
-@pytest.fixture
-def nodes_of_graphs(graphs, replaced):
-    """The collection with a label for each node, its larger feature of two: the second for one node in six."""
-    features = graphs.node_data["feat"]
-    labels = (features[:, 1] > features[:, 0] + 1.4).long()
-    labels[::11] = -1
-    starts = torch.cat([torch.zeros(1, dtype=torch.int64), graphs.graph_sizes.cumsum(0)])
-    splits = {part: torch.arange(starts[ids[0]], starts[ids[-1] + 1]) for part, ids in graphs.splits.items()}
-    meta = replaced(graphs.meta, task="node", num_classes=2)
-    return replaced(graphs, meta=meta, labels=labels, splits=splits, metric="balanced_accuracy")
-
-
-@pytest.fixture
-def targets(graphs, replaced):
-    """The collection with two targets of regression, far from 0 and of other sizes; one in six is missing."""
-    features, starts = graphs.node_data["feat"], graphs.graph_sizes.cumsum(0) - graphs.graph_sizes
-    means = torch.stack([part.mean(0)[:2] for part in features.tensor_split(starts[1:])])
-    labels = torch.tensor([300.0, -7.0]) + torch.tensor([20.0, 0.1]) * means
-    labels[torch.from_numpy(np.random.default_rng(1).random(labels.shape) < 1 / 6)] = torch.nan
-    return replaced(graphs, meta=replaced(graphs.meta, unit="eV"), labels=labels, metric="mae")
 
 
 def outputs_of(loaded, folder):
