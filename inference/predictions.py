@@ -49,7 +49,8 @@ def check_forms(forms: Sequence[Form], rows: LoadedGraph) -> None:
 
 
 def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph, forms: Sequence[Form] = (Form.LOGITS,)) -> None:
-    """Save outputs of all rows: logits [rows, classes] float32, their softmax, or the largest one's class [rows] int64.
+    """Save outputs of all rows: logits [rows, classes] float32 (of regression the predictions, in the unit of the
+    targets), their softmax, or the largest one's class [rows] int64.
 
     .npy, .pt: the array. .npz: an array of each form; "labels" of the rows, where known; of a single graph "node_ids"
     [N], as its file has them; of a collection "graph_ids" [G], the graphs' numbers in it, and for outputs of nodes

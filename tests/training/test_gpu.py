@@ -82,6 +82,20 @@ def test_captured_batches_of_molecules_train_as_the_reference_on_the_cpu(
         torch.testing.assert_close(tensor.cpu(), exact.step.model.state_dict()[name], atol=5e-3, rtol=2e-2)
 
 
+@pytest.mark.parametrize("data_set", ["nodes_of_graphs", "targets"])
+def test_captured_batches_of_nodes_and_targets_train_as_the_reference_on_the_cpu(
+    request, gpu_config, make_config, trained, tmp_path, data_set
+):
+    loaded = request.getfixturevalue(data_set)
+    options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "training__epochs": 2}
+    options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__precision": "float32"}
+    captured, records = trained(gpu_config(**options), loaded, tmp_path / "captured")
+    _, expected = trained(make_config(**options), loaded, tmp_path / "exact")
+    assert (captured.captured, captured.runner.num_eager) == (True, 0)
+    for record, other in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
+
+
 def test_each_replay_drops_other_weights(nodes, gpu_config, trained, tmp_path):
     config = gpu_config(model__attention_dropout=0.5, training__lr=1e-30, runtime__cuda_graph=True)
     _, records = trained(config, nodes, tmp_path)
