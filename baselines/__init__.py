@@ -10,7 +10,7 @@
 "auto" never chooses them.
 """
 
-from kernels.backends import REGISTRY, register
+from fused3s.backends import REGISTRY, register
 
 from .anemoi import AnemoiBackend
 from .dfgnn import DFGNNHyperBackend, DFGNNTilingBackend

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from kernels.backends.base import Backend, Call, InputSpec
-from kernels.backends.cuda import refuse_gradients
-from kernels.edge_data import BoundEdges
-from kernels.formats.edges import canonical_csr
+from fused3s.backends.base import Backend, Call, InputSpec
+from fused3s.backends.cuda import refuse_gradients
+from fused3s.edge_data import BoundEdges
+from fused3s.formats.edges import canonical_csr
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_ELEMENTS = 2**31 - 1  # of q: the kernel computes its addresses in 32 bits

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from kernels.backends.base import Call, InputSpec
-from kernels.backends.cuda import HALF_TYPES, LOG2E, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
-from kernels.errors import UnsupportedGraphError
-from kernels.formats.edges import canonical_csr, rows_of_edges
-from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import KernelInstance, get_kernel
-from kernels.runtime.launch import launch_kernel
+from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.cuda import HALF_TYPES, LOG2E, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
+from fused3s.errors import UnsupportedGraphError
+from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.jit import KernelInstance, get_kernel
+from fused3s.runtime.launch import launch_kernel
 
 HYPER_ROWS = 8  # rows, and warps, of a block
 HYPER_SHARED_BYTES = 48 * 1024  # what a block gets without opting in to more; the published code does not opt in

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from fused3s_dgl import dgl_has_cuda, import_dgl
-from kernels.backends.base import Backend, Call, InputSpec, dropout_factors
-from kernels.edge_data import BoundEdges, transform_scores
-from kernels.formats.bsb import BSB
-from kernels.once_differentiable import once_differentiable
+from fused3s.backends.base import Backend, Call, InputSpec, dropout_factors
+from fused3s.dgl import dgl_has_cuda, import_dgl
+from fused3s.edge_data import BoundEdges, transform_scores
+from fused3s.formats.bsb import BSB
+from fused3s.once_differentiable import once_differentiable
 
 
 class DGLBackend(Backend):

@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 
-from kernels.backends.base import Call, InputSpec
-from kernels.backends.cuda import LOG2E, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
-from kernels.formats.bsb import BSB
-from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import KernelInstance, get_kernel
-from kernels.runtime.launch import launch_kernel
+from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.cuda import LOG2E, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
+from fused3s.formats.bsb import BSB
+from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.jit import KernelInstance, get_kernel
+from fused3s.runtime.launch import launch_kernel
 
 TILE = (8, 16)
 TCBS_PER_PART = 32

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.backends.base import Call, InputSpec
-from kernels.backends.cuda import LOG2E, TensorCoreBackend, check_out_dtype, checked_inputs
-from kernels.formats.bsb import BSB, PAPER_TILE
-from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import KernelInstance, get_kernel
-from kernels.runtime.launch import launch_kernel
-from kernels.runtime.semaphores import semaphores
+from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.cuda import LOG2E, TensorCoreBackend, check_out_dtype, checked_inputs
+from fused3s.formats.bsb import BSB, PAPER_TILE
+from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.jit import KernelInstance, get_kernel
+from fused3s.runtime.launch import launch_kernel
+from fused3s.runtime.semaphores import semaphores
 
 # Edge-parallel blocks: no fewer TCBs each, so that few windows are split; no more blocks, each with two partials. The
 # fastest of nine pairs (kernels/NOTES.md): 132 SMs take MOST_BLOCKS in two rounds, at d > 128 in three.

@@ -15,9 +15,9 @@ from typing import Any, Optional
 
 import torch
 
-from kernels.backends.base import Backend, Call, InputSpec, dropout_factors
-from kernels.edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
-from kernels.formats.edges import canonical_csr, rows_of_edges
+from fused3s.backends.base import Backend, Call, InputSpec, dropout_factors
+from fused3s.edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
+from fused3s.formats.edges import canonical_csr, rows_of_edges
 
 
 @dataclass(frozen=True, eq=False)

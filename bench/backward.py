@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import data
-import kernels
+import fused3s
 from baselines import REGISTRY
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
@@ -31,9 +31,9 @@ from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernel
 from bench.traffic import gathered_bytes, gathered_columns
 from configs.bench import NO_EDGES, BenchConfig, Shape
 from data.sources.sphere import Sphere
-from kernels.formats.csr import CSRPattern, as_tensor, csr_from_edges
-from kernels.formats.edge_list import EdgeList
-from kernels.formats.edges import canonical_csr, rows_of_edges
+from fused3s.formats.csr import CSRPattern, as_tensor, csr_from_edges
+from fused3s.formats.edge_list import EdgeList
+from fused3s.formats.edges import canonical_csr, rows_of_edges
 
 ALLOWED_OVER_TORCH = 2.0  # error over that of plain torch
 TRACES = 5  # passes whose kernels are summed
@@ -92,7 +92,7 @@ def measure(context: Context, case: Case) -> list[Row]:
     inputs = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "backward": True}
     weights = EdgeInputs.weighted(case.edges, problem.log_weight, context.pattern) if is_weighted else None
     inputs |= {"edge_data": True} if weights and weights.is_of_edges else {}
-    plan = kernels.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
+    plan = fused3s.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
     weighted = weights.bind(plan) if weights else {}
 
     def forward() -> tuple[torch.Tensor, torch.Tensor | None]:

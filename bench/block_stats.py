@@ -17,7 +17,7 @@ from bench.sparse_formats import count_bcsr_blocks, count_vectors, formula_bits,
 from data.canonical import to_csr
 from data.graph import CsrGraph, RawGraph
 from data.registry import Dataset, names
-from kernels.formats.bsb import BSB
+from fused3s.formats.bsb import BSB
 
 TableRow = dict[str, str]
 

@@ -7,7 +7,7 @@
         loss = cross_entropy(model(x, room.plan), labels, ignore_index=-100)
         ...                                 # backward pass, optimiser with capturable=True
 
-    graph = capture(step, device)           # kernels.runtime.cuda_graph
+    graph = capture(step, device)           # fused3s.runtime.cuda_graph
     for batch in loader:
         ...                                 # copy the batch into x, edge_index and labels
         graph.replay()
@@ -22,10 +22,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-import kernels
+import fused3s
 from bench.layer_batches import IGNORED, Block, LayerBatch
 from configs.bench import Shape
-from kernels.runtime.cuda_graph import capture
+from fused3s.runtime.cuda_graph import capture
 
 NO_EDGE = -1  # id of a column of padding
 
@@ -109,8 +109,8 @@ def _padded(batches: Sequence[LayerBatch]) -> LayerBatch:
     return LayerBatch(x, tuple(blocks[id(block)] for block in first.blocks), labels)
 
 
-def _plan_room(block: Block, shape: Shape, dtype: torch.dtype) -> kernels.PlanRoom:
-    return kernels.PlanRoom(
+def _plan_room(block: Block, shape: Shape, dtype: torch.dtype) -> fused3s.PlanRoom:
+    return fused3s.PlanRoom(
         (block.num_targets, block.num_sources),
         block.edge_index.shape[1],
         device=block.edge_index.device,

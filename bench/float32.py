@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-import kernels
+import fused3s
 from baselines import REGISTRY
 from bench.checks import ALLOWED_ERROR, checked_columns, float64_attention, largest_row_error
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
@@ -27,7 +27,7 @@ from bench.records import NONE, Row
 from bench.runner import Case, Context, dtype_name
 from bench.timers import Spread, time_kernels_by_turns
 from configs.bench import BenchConfig
-from kernels import BackendUnavailableError
+from fused3s import BackendUnavailableError
 
 BACKWARD, HIGHEST, HIGH = "backward", "highest", "high"
 OURS, PER_HEAD = "fused3s", "dfgnn_tiling"
@@ -99,7 +99,7 @@ class Problem:
         if self._is_backward:
             plain = torch_gradients(*self._inputs, self._pattern, self._scale)
         else:
-            by_torch = kernels.plan_attention(self._pattern, backend="scatter", device=self._device)
+            by_torch = fused3s.plan_attention(self._pattern, backend="scatter", device=self._device)
             plain = by_torch(*self._inputs[:3], scale=self._scale)
         self.torch_error = self._error(plain, torch.float32)
 
@@ -109,7 +109,7 @@ class Problem:
         if reason := REGISTRY[kernel.backend].unavailable(self._device):
             raise BackendUnavailableError(reason)
         inputs = {"dtype": kernel.dtype, "head_dim": self._case.dim, "num_heads": self._case.heads, "backward": is_ours}
-        plan = kernels.plan_attention(self._pattern, backend=kernel.backend, device=self._device, **inputs)
+        plan = fused3s.plan_attention(self._pattern, backend=kernel.backend, device=self._device, **inputs)
         query, key, value, grad_output = (each.to(kernel.dtype) for each in self._inputs)
 
         def forward() -> Any:

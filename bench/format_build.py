@@ -5,7 +5,7 @@
     fused3s_paper  row_window_sort  the part of it that is the paper's reordering: the sort of the row windows by their
                                     number of TCBs, which are on the device
     fused3s        bsb              BSB with 16 x 16 blocks
-    fused3s        none             the plan of `kernels.plan_attention`, by its own kernels; on a GPU
+    fused3s        none             the plan of `fused3s.plan_attention`, by its own kernels; on a GPU
 
 A build depends on neither head dimension nor type.
 """
@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-import kernels
+import fused3s
 from bench.records import NONE, Row
 from bench.runner import Case, Context
 from bench.timers import Spread
 from configs.bench import BenchConfig
-from kernels.backends.fused3s_shapes import TILE
-from kernels.formats.bsb import BSB, PAPER_TILE
-from kernels.formats.bsb_build import sort_row_windows
-from kernels.formats.csr import CSRPattern, array_module
+from fused3s.backends.fused3s_shapes import TILE
+from fused3s.formats.bsb import BSB, PAPER_TILE
+from fused3s.formats.bsb_build import sort_row_windows
+from fused3s.formats.csr import CSRPattern, array_module
 
 # (backend, variant): the function that is timed, from a graph on the device.
 BUILDS: dict[tuple[str, str], Callable[[CSRPattern], Callable[[], Any]]] = {
@@ -44,10 +44,10 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
 def measure(context: Context, case: Case) -> list[Row]:
     limit, num_edges = context.config.cpu_edges, context.loaded.meta.num_edges
     if context.device.type == "cpu" and num_edges > limit:
-        raise kernels.BackendUnavailableError(f"left out: {num_edges:,} edges; the limit on this device is {limit:,}")
+        raise fused3s.BackendUnavailableError(f"left out: {num_edges:,} edges; the limit on this device is {limit:,}")
     name = (case.backend, case.variant)
     if name == PLAN:
-        build = partial(kernels.plan_attention, context.pattern, backend="fused3s", device=context.device)
+        build = partial(fused3s.plan_attention, context.pattern, backend="fused3s", device=context.device)
     else:
         build = BUILDS[name](context.pattern)
     return [timed(context, case, build, {"status": "unchecked"})]

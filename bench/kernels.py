@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-import kernels
+import fused3s
 from baselines import REGISTRY
 from baselines.flex_attention import graph_block_mask
 from baselines.fused3s_paper import launch, paper_instance
@@ -42,11 +42,11 @@ from bench.timers import (
 )
 from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
 from configs.bench import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape, edge_kind
-from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import canonical_csr, rows_of_edges
-from kernels.formats.row_order import RowOrder
-from kernels.runtime.cuda_graph import CaptureError
-from kernels.runtime.jit import get_kernel
+from fused3s.formats.csr import CSRPattern
+from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.formats.row_order import RowOrder
+from fused3s.runtime.cuda_graph import CaptureError
+from fused3s.runtime.jit import get_kernel
 
 ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
 ONE_KIND = {ANEMOI: "low_rank", "torch_harmonics": "log_weight"}  # of edge data, by backend that takes no other
@@ -229,7 +229,7 @@ def refuse_impossible(case: Case, device: torch.device) -> None:
     """Raise a BackendUnavailableError or UnsupportedInputsError if the backend cannot run the case on the device."""
     backend = REGISTRY[case.backend]
     if reason := backend.unavailable(device):
-        raise kernels.BackendUnavailableError(reason)
+        raise fused3s.BackendUnavailableError(reason)
     if reason := backend.unsupported(case.torch_dtype, case.dim):
         raise UnsupportedInputsError(reason)
     if case.out_dtype not in ("float32", case.dtype):
@@ -259,14 +259,14 @@ def plan(
     """
     out_dtype = getattr(torch, case.out_dtype)
     if case.variant != "none":
-        bsb = kernels.BSB.from_graph(pattern, device=device)
+        bsb = fused3s.BSB.from_graph(pattern, device=device)
         instance = paper_instance(case.torch_dtype, out_dtype, case.dim, **SWITCHES[case.variant])
         get_kernel(instance, device.index)
         return lambda q, k, v: launch(instance, bsb, q, k, v, scale), None
     inputs = {"dtype": case.torch_dtype, "head_dim": case.dim, "num_heads": case.heads, "out_dtype": out_dtype}
     inputs |= {"edge_data": True} if edges and edges.is_of_edges else {}
     inputs |= {"num_kv_heads": case.kv_heads} if case.kv_heads else {}
-    planned = kernels.plan_attention(pattern, backend=case.backend, device=device, reorder=case.order, **inputs)
+    planned = fused3s.plan_attention(pattern, backend=case.backend, device=device, reorder=case.order, **inputs)
     bound = edges.to(case.torch_dtype).bind(planned) if edges else {}
     if bound and case.backend == ANEMOI:
         REGISTRY[ANEMOI].keep_edge_tensor(bound["edges"])
@@ -281,7 +281,7 @@ def replan(case: Case, pattern: CSRPattern, device: torch.device, scale: float) 
     if case.backend != "flex_attention":
         return lambda q, k, v: plan(case, pattern, device, scale)[0](q, k, v)
     out_dtype = getattr(torch, case.out_dtype)
-    planned = kernels.plan_attention(pattern, backend=case.backend, device=device)
+    planned = fused3s.plan_attention(pattern, backend=case.backend, device=device)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         indptr, col = canonical_csr(pattern, device)

@@ -7,7 +7,7 @@ row of steps begins, for both layers. A captured loop (`bench.captured_loop`) co
 timed steps.
 
     backend  launch      layer
-    auto     eager       ours, such as models.FusedTransformerConv; the note names the attention backend that ran
+    auto     eager       ours, such as models.fused3s.nn.TransformerConv; the note names the attention backend that ran
     auto     cuda_graph  the same, the loop captured
     pyg      eager       PyG's, such as torch_geometric.nn.TransformerConv
 
@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import fused3s.nn
 from baselines import REGISTRY
 from bench.captured_loop import CapturedLoop
 from bench.checks import checked_columns, largest_row_error
@@ -40,13 +41,12 @@ from bench.records import NONE, Row
 from bench.runner import Case, Context, dtype_name
 from bench.timers import Spread, time_rounds_by_turns
 from configs.bench import BenchConfig
-from kernels import BackendUnavailableError, plan_attention
-from models import FusedGATConv, FusedGATv2Conv, FusedTransformerConv
+from fused3s import BackendUnavailableError, plan_attention
 
 LAYERS = {  # names of PyG's layers, and ours
-    "transformer": ("TransformerConv", FusedTransformerConv),
-    "gat": ("GATConv", FusedGATConv),
-    "gatv2": ("GATv2Conv", FusedGATv2Conv),
+    "transformer": ("TransformerConv", fused3s.nn.TransformerConv),
+    "gat": ("GATConv", fused3s.nn.GATConv),
+    "gatv2": ("GATv2Conv", fused3s.nn.GATv2Conv),
 }
 PYG, OURS, CAPTURED = ("pyg", "eager"), ("auto", "eager"), ("auto", "cuda_graph")  # backend and launch
 FEWEST_STEPS = 4  # in a row: the host of a slow step runs ahead of the GPU as in a loop

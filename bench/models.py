@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import kernels
+import fused3s
 from baselines import REGISTRY
 from bench.checks import accuracy, compare
 from bench.model_regions import time_attention, time_eager, time_regions
@@ -186,11 +186,11 @@ class Width:
         """
         context, heads, dim = self.context, self.shape.heads, self.shape.dim
         if reason := REGISTRY[backend].unavailable(context.device):
-            raise kernels.BackendUnavailableError(reason)
+            raise fused3s.BackendUnavailableError(reason)
         if reason := REGISTRY[backend].unsupported(dtype, dim):
             raise UnsupportedInputsError(reason)
         inputs = {"dtype": dtype, "head_dim": dim, "num_heads": heads, "out_dtype": written_dtype(dtype, out_dtype)}
-        return kernels.plan_attention(context.pattern, backend=backend, device=context.device, **inputs)
+        return fused3s.plan_attention(context.pattern, backend=backend, device=context.device, **inputs)
 
     def expected(self, dtype: torch.dtype, checked_backend: str) -> Expected:
         """Logits in a precision by plain modules, with an attention other than `checked_backend`'s."""

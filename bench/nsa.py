@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-import kernels
+import fused3s
 from baselines import REGISTRY
 from baselines.flex_attention import graph_block_mask
 from bench.backward import ALLOWED_OVER_TORCH
@@ -28,8 +28,8 @@ from bench.records import Row
 from bench.runner import Case, Context, UnsupportedInputsError
 from bench.timers import time_kernels_by_turns
 from configs.bench import BenchConfig, Shape
-from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import rows_of_edges
+from fused3s.formats.csr import CSRPattern
+from fused3s.formats.edges import rows_of_edges
 
 FLEX = "flex_attention"
 Passes = tuple[Callable[[], torch.Tensor], Callable[[], Gradients]]  # forward and backward of one attention
@@ -91,7 +91,7 @@ def plan_passes(pattern: CSRPattern, case: Case, inputs: Sequence[torch.Tensor],
     query, key, value, grad = inputs
     options = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "backward": True}
     options |= {"num_kv_heads": case.kv_heads} if case.kv_heads else {}
-    plan = kernels.plan_attention(pattern, backend=case.backend, device=query.device, **options)
+    plan = fused3s.plan_attention(pattern, backend=case.backend, device=query.device, **options)
 
     def forward() -> tuple[torch.Tensor, torch.Tensor]:
         return plan(query, key, value, scale=scale, return_lse=True)

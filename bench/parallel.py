@@ -27,7 +27,7 @@ import torch
 from rich.text import Text
 from torch import Tensor
 
-import kernels
+import fused3s
 from bench import cli
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.kernels import normal_inputs
@@ -109,7 +109,7 @@ class Work:
 
     def whole(self, expected: Tensor) -> Row:
         """The whole graph on this GPU."""
-        run = partial(kernels.plan_attention(self.context.pattern, device=self.device, **self.options), *self.qkv)
+        run = partial(fused3s.plan_attention(self.context.pattern, device=self.device, **self.options), *self.qkv)
         return self._timed(self.case, run, self._checked(run(), expected))
 
     def parts(self, folder: Path, size: int, expected: Tensor) -> Iterator[Row]:

@@ -21,10 +21,10 @@ from bench.records import Row
 from bench.runner import Case, Context
 from bench.timers import time_kernel
 from configs.bench import BenchConfig
-from kernels import fragments
-from kernels.fragments import WARP_SIZE
-from kernels.runtime.jit import KernelInstance, get_kernel
-from kernels.runtime.launch import launch_kernel
+from fused3s import fragments
+from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.jit import KernelInstance, get_kernel
+from fused3s.runtime.launch import launch_kernel
 
 MIB = 1 << 20
 WORKING_SETS_MIB = (4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # K and V together

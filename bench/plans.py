@@ -1,9 +1,9 @@
 """Time to plan attention on a graph, from CSR arrays that are on the device.
 
     variant        scope      one call
-    plan           build      `kernels.plan_attention`
+    plan           build      `fused3s.plan_attention`
     plan_backward  build      the same with backward=True: the transpose and the schedules of the backward pass, too
-    plan_and_run   attention  `kernels.plan_attention`, and attention with the plan: a mask that changes at every call
+    plan_and_run   attention  `fused3s.plan_attention`, and attention with the plan: a mask that changes at every call
 
 Each call is timed by the wall clock and ends with a synchronisation, so that the host's work and its waits count. The
 output of plan_and_run is compared with float64 before its time is kept.
@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-import kernels
+import fused3s
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.format_build import timed
 from bench.kernels import normal_inputs
@@ -38,7 +38,7 @@ def measure(context: Context, case: Case) -> list[Row]:
     pattern, dtype = context.pattern, case.torch_dtype
     inputs = {"dtype": dtype, "head_dim": case.dim, "num_heads": case.heads}
     inputs["backward"] = case.variant == "plan_backward"
-    plan = partial(kernels.plan_attention, pattern, backend=case.backend, device=context.device, **inputs)
+    plan = partial(fused3s.plan_attention, pattern, backend=case.backend, device=context.device, **inputs)
     if case.scope == "build":
         return [timed(context, case, plan, {"status": "unchecked"})]
     qkv = normal_inputs(context, case.shape, 3, dtype)

@@ -15,7 +15,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-import kernels
+import fused3s
 from bench import cli
 from bench.gpu_state import clock_and_power
 from bench.host_load import HostLoad, describe_wait
@@ -24,8 +24,8 @@ from bench.provenance import provenance
 from bench.records import NONE, Provenance, Row, Status, append_rows, finished, key, read_rows
 from configs.bench import BenchConfig, Shape
 from data import GraphMeta, LoadedGraph
-from kernels.formats.csr import CSRPattern
-from kernels.runtime.cuda_graph import CaptureError
+from fused3s.formats.csr import CSRPattern
+from fused3s.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError
 
 NOT_LOADED = 3  # exit status: a graph could not be loaded, and the others were measured
@@ -193,7 +193,7 @@ def devices_of(measure: Measure, wanted: str) -> list[torch.device]:
     if wanted == "cpu":
         return found[-1:]
     if found[0].type != "cuda" and (measure.device == "gpu" or wanted == "cuda"):
-        raise kernels.BackendUnavailableError(
+        raise fused3s.BackendUnavailableError(
             "this is measured on an NVIDIA GPU, and none was found; without one, make reproduce-figures draws what was "
             "recorded, and --device cpu measures what runs there"
         )
@@ -223,9 +223,9 @@ def classify(error: Exception) -> tuple[Status, str]:
     """Status of a measurement that raised `error`, and the reason: one line, short unless the error is unexpected."""
     whole = " ".join(str(error).split()) or type(error).__name__
     text = shorten(whole, REASON_CHARS, placeholder=" ...")
-    if isinstance(error, kernels.BackendUnavailableError):
+    if isinstance(error, fused3s.BackendUnavailableError):
         return "unavailable", text
-    unsupported = (kernels.UnsupportedGraphError, UnsupportedInputsError, DenseUnavailableError)
+    unsupported = (fused3s.UnsupportedGraphError, UnsupportedInputsError, DenseUnavailableError)
     if isinstance(error, (*unsupported, CudaGraphError, CaptureError)):
         return "unsupported", text
     # torch and CuPy have a class each; cuSPARSE and compiled code only say so.

@@ -16,7 +16,7 @@ from bench.records import NONE, Row
 from bench.runner import Case, Context
 from bench.timers import Spread
 from configs.bench import SWITCHES, BenchConfig
-from kernels import BSB
+from fused3s import BSB
 
 ActiveCycles = dict[int, int]  # by SM
 

@@ -22,14 +22,14 @@ from functools import cached_property
 
 import torch
 
-import kernels
+import fused3s
 from baselines import REGISTRY
 from bench.checks import row_errors
 from bench.records import NONE, Row
 from bench.runner import Case, Context, dtype_name
 from bench.timers import Spread
 from configs.bench import BenchConfig
-from kernels.formats.csr import CSRPattern
+from fused3s.formats.csr import CSRPattern
 
 SPREADS = (1, 2, 4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256)
 SHIFTS = (0, *(sign * size for size in (4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256, 1024) for sign in (1, -1)))
@@ -180,6 +180,6 @@ def _output(case: Case, scores: Scores) -> torch.Tensor:
     if case.variant != NONE:
         value = scores.inputs[2].to(case.torch_dtype)[scores.columns]
         return emulate(case.variant, scores.exact_scores.to(case.torch_dtype), value)
-    plan = kernels.plan_attention(scores.pattern(), backend=case.backend, device=scores.device)
+    plan = fused3s.plan_attention(scores.pattern(), backend=case.backend, device=scores.device)
     q, k, v = (tensor.to(case.torch_dtype) for tensor in scores.inputs)
     return plan(q, k, v, scale=scores.scale, out_dtype=torch.float32)

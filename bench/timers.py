@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.runtime.cuda_graph import CapturedGraph, CaptureError, capture
+from fused3s.runtime.cuda_graph import CapturedGraph, CaptureError, capture
 
 LONG_MS = 10.0  # a run this long hides the launch of the next one, and is repeated less often:
 LONG_TOTAL_MS, LONG_REPEATS = 300.0, 3  # for so long, but at least so often

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-import kernels
+import fused3s
 from baselines import REGISTRY
 from bench.checks import checked_columns
 from bench.models import cast
@@ -52,7 +52,7 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
 def measure(context: Context, case: Case) -> list[Row]:
     backend, device, config = REGISTRY[case.backend], context.device, context.config
     if reason := backend.unavailable(device):
-        raise kernels.BackendUnavailableError(reason)
+        raise fused3s.BackendUnavailableError(reason)
     if not backend.trains:
         raise UnsupportedInputsError("it has no backward pass")
     expected = context.keep("expected", (case.heads, case.dim), lambda: expected_gradients(context, case))
@@ -96,7 +96,7 @@ def make_step(context: Context, case: Case) -> tuple[Step, Batch]:
     takes_any = own != torch.float32 or case.backend in ANY_TYPE
     dtype = precision if takes_any and case.variant == NONE else torch.float32
     inputs = {"dtype": dtype, "head_dim": case.dim // case.heads, "num_heads": case.heads, "backward": True}
-    plan = kernels.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
+    plan = fused3s.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
     working = WorkingCopy(model, precision)
     attention = plan if dtype == precision else cast(plan, dtype)
     prepared: GraphInputs = working.model.prepare(context.loaded.graph, attention)

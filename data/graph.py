@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fused3s_dgl import import_dgl
+from fused3s.dgl import import_dgl
 
 if TYPE_CHECKING:
     import dgl

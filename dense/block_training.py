@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.backends.cuda import aligned_rows
-from kernels.dropout import Dropout
-from kernels.runtime.device import gpu_limits
-from kernels.runtime.jit import KernelInstance, get_kernel
-from kernels.runtime.launch import launch_kernel, next_waits
+from fused3s.backends.cuda import aligned_rows
+from fused3s.dropout import Dropout
+from fused3s.runtime.device import gpu_limits
+from fused3s.runtime.jit import KernelInstance, get_kernel
+from fused3s.runtime.launch import launch_kernel, next_waits
 
 from .block import Kept, block_instance, dense_block_unavailable, dropout_rescale, run_dense_block
 from .residual_norm import ColumnSums

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from kernels.fragments import WARP_SIZE
-from kernels.runtime.device import gpu_limits
-from kernels.runtime.jit import KernelInstance, get_kernel
-from kernels.runtime.launch import launch_kernel
+from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.device import gpu_limits
+from fused3s.runtime.jit import KernelInstance, get_kernel
+from fused3s.runtime.launch import launch_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "residual_norm.cu"
 # As in cuda/residual_norm.cu:

@@ -1,4 +1,4 @@
-"""A custom training loop as one CUDA graph: molecules from PyG's DataLoader through FusedTransformerConv.
+"""A custom training loop as one CUDA graph: molecules from PyG's DataLoader through TransformerConv.
 
     python -m examples.captured_loop      # on a GPU captured; on a CPU eagerly
 
@@ -14,8 +14,8 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import global_mean_pool
 
-from kernels import AttentionPlan, PlanRoom, capture_step, copy_padded_
-from models import FusedTransformerConv
+import fused3s.nn
+from fused3s import AttentionPlan, PlanRoom, capture_step, copy_padded_
 
 GRAPHS, ROWS, EDGES, FEATURES = 64, 1_600, 3_400, 9  # largest batch
 
@@ -23,7 +23,7 @@ GRAPHS, ROWS, EDGES, FEATURES = 64, 1_600, 3_400, 9  # largest batch
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(FusedTransformerConv(columns, 16, heads=4) for columns in (FEATURES, 64))
+        self.layers = nn.ModuleList(fused3s.nn.TransformerConv(columns, 16, heads=4) for columns in (FEATURES, 64))
         self.readout = nn.Linear(64, 1)
 
     def forward(self, x: Tensor, graph: Tensor | AttentionPlan, batch: Tensor, num_graphs: int) -> Tensor:

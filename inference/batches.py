@@ -16,8 +16,8 @@ from torch import Tensor
 from bench.timers import Spread, mark, milliseconds_between
 from data.csr_batches import CsrBatch, CsrBatches, GraphRange
 from data.prefetch import made_ahead
-from kernels import AttentionPlan
-from kernels.formats.csr import CSRPattern
+from fused3s import AttentionPlan
+from fused3s.formats.csr import CSRPattern
 from models import Execution, GraphInputs, GraphTransformer
 from models.graph_inputs import pattern_of
 from training.padded_batches import PaddedBatches

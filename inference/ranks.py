@@ -13,10 +13,10 @@ from bench.cli import errors
 from configs import Config
 from configs.resolve import check_machine, resolve_dtype
 from data import LoadedGraph
+from fused3s import AttentionPlan
 from inference.batches import SetRun
 from inference.memory import memory_for
 from inference.source import AllBatches, Attention, Source
-from kernels import AttentionPlan
 from models import Execution, GraphInputs, GraphTransformer
 from parallel import Group, Part, PartAttention, all_values, check_agreement, gather_rows, on_first_rank
 from parallel.collectives import gather_uneven

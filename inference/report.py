@@ -17,8 +17,8 @@ from bench.timers import Spread
 from configs import Config
 from data import GraphMeta
 from data.atomic import replacing
+from fused3s.formats.row_order import RowOrder
 from inference.run import Run
-from kernels.formats.row_order import RowOrder
 
 
 def surrogate_line(meta: GraphMeta, asked: str) -> Text | None:

@@ -13,15 +13,15 @@ from rich.text import Text
 from torch import Tensor
 
 import data
-import kernels
+import fused3s
 from bench.cli import console, errors, progress
 from configs import Config
 from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
 from data.csr_batches import CsrBatches, GraphRange
+from fused3s.runtime.cuda_graph import CaptureError
 from inference.batches import Passes, SetRun, eager_passes, replays, run_pass, run_set
 from inference.memory import memory_for
-from kernels.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphTransformer
 from models.graph_inputs import Attention as AnyAttention
 from models.graph_inputs import pattern_of
@@ -69,10 +69,10 @@ class Source:
                 load_weights(model, self.weights.path, config, meta)
             return model.to(self.device).cast(dtype).eval()
 
-    def plan_on(self, graph: Any, backend: str = "", dtype: torch.dtype | None = None) -> kernels.AttentionPlan:
+    def plan_on(self, graph: Any, backend: str = "", dtype: torch.dtype | None = None) -> fused3s.AttentionPlan:
         """Attention of the model's head shape over a graph (or batch); as configured, where nothing else is given."""
         attention, model = self.config.attention, self.config.model
-        return kernels.plan_attention(
+        return fused3s.plan_attention(
             graph,
             backend=backend or attention.backend,
             device=self.device,
@@ -138,10 +138,10 @@ class AllBatches(Source):
         # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
-    def plan(self) -> kernels.AttentionPlan:
+    def plan(self) -> fused3s.AttentionPlan:
         return self.plan_on(pattern_of(self._first))
 
-    def inputs(self, attention: kernels.AttentionPlan) -> GraphInputs | Callable[[], GraphInputs]:
+    def inputs(self, attention: fused3s.AttentionPlan) -> GraphInputs | Callable[[], GraphInputs]:
         asked = self.config.runtime.cuda_graph
         if asked is False:
             self.why_eager = "as configured"
@@ -168,7 +168,7 @@ class AllBatches(Source):
         self._padded = padded
         return None
 
-    def predict(self, execution: Execution, attention: kernels.AttentionPlan) -> tuple[Tensor | None, SetRun | None]:
+    def predict(self, execution: Execution, attention: fused3s.AttentionPlan) -> tuple[Tensor | None, SetRun | None]:
         """The logits; then up to `runtime.repeats` passes are timed."""
         dense, batches = execution.dense, self._batches
         if execution.captured:
@@ -200,7 +200,7 @@ class AllBatches(Source):
     def _eager(
         self,
         model: GraphTransformer,
-        plan: Callable[[Any], kernels.AttentionPlan],
+        plan: Callable[[Any], fused3s.AttentionPlan],
         forward: Callable[[GraphInputs], Tensor],
     ) -> Passes:
         # A collection on a GPU leaves the host nothing but launches.

@@ -1,12 +1,18 @@
 """Sparse attention on tensor cores: the BSB format, the fused kernels and their backends.
 
-    from kernels import plan_attention, sparse_attention  # installed from the wheel: from fused3s import ...
-    out = sparse_attention(q, k, v, graph)                # any graph; the fastest backend that can run
-    plan = plan_attention(graph, device="cuda")           # or: build the sparse format once ...
-    out = plan(q, k, v)                                   # ... and call it often
+    from fused3s import plan_attention, sparse_attention
+    out = sparse_attention(q, k, v, graph)         # any graph; the fastest backend that can run
+    plan = plan_attention(graph, device="cuda")    # or: build the sparse format once ...
+    out = plan(q, k, v)                            # ... and call it often
 
+Layers that replace those of PyG are in `fused3s.nn`.
 Direction: rows of A are queries, columns are keys. For a DGLGraph a node attends to the sources of its in-edges.
 """
+
+if __name__ != "fused3s":  # a second copy would register the operators twice
+    raise ImportError(
+        "the folder kernels/ is the package fused3s: use `import fused3s`, after `make setup` or `pip install -e .`"
+    )
 
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
 from .captured_step import capture_step, copy_padded_

@@ -35,10 +35,10 @@ Gradients with respect to q, k, v, edge data and weights:
 
 Dropout (`fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`): each softmax weight is 0 with probability
 `dropout`, independently for each head, and otherwise divided by 1 - dropout. The mask depends only on seed, row, column
-and head (`kernels.dropout`): it is the same for all backends, and for all copies of a repeated edge. Row, column and
+and head (`fused3s.dropout`): it is the same for all backends, and for all copies of a repeated edge. Row, column and
 head are those of the planned graph: row i * G + g and the KV head with grouped queries; head b * H + h in a batch.
 
-Shapes (`kernels.call_shapes`), with every backend: k and v with fewer heads than q (GQA, MQA), v with other columns
+Shapes (`fused3s.call_shapes`), with every backend: k and v with fewer heads than q (GQA, MQA), v with other columns
 than k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
 
 Under torch.autocast q, k, v, edge data and weights are cast to its type, as the inputs of torch's
@@ -46,9 +46,9 @@ scaled_dot_product_attention are: all floating-point types but float64. The outp
 `out_dtype` names another.
 
 torch.compile treats the attention of a backend that it cannot trace as one operator, without a graph break
-(`kernels.operators`).
+(`fused3s.operators`).
 
-Edge data (formula: `kernels.edge_data`; `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`):
+Edge data (formula: `fused3s.edge_data`; `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`):
 
 * It is in the graph's own edge order.
 * The clamp is applied last: it turns a bias of -inf into a score of -c. Without a clamp, such an edge has weight 0, and

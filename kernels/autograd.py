@@ -1,7 +1,7 @@
 """Gradients of the backends with a backward pass of their own: `attend` and `attend_backward` as one autograd function.
 
 First derivatives in reverse mode: double backward, forward mode and vmap raise an error. Backends of plain torch calls
-(`Backend.autograd`) need none of this; calls traced by torch.compile get their gradients from `kernels.operators`.
+(`Backend.autograd`) need none of this; calls traced by torch.compile get their gradients from `fused3s.operators`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Edge data of calls whose shapes are not those of a backend (`kernels.call_shapes`).
+"""Edge data of calls whose shapes are not those of a backend (`fused3s.call_shapes`).
 
 grouped queries, bound    values of query heads become those of the rows of the planned graph and of their edges;
                           values of one head serve all. Values of columns and weights belong to the KV heads: one

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.runtime.cuda_graph import CapturedGraph, CaptureError, capture
+from fused3s.runtime.cuda_graph import CapturedGraph, CaptureError, capture
 from models.fast import Dense, DensePath, choose_dense
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_transformer import GraphTransformer

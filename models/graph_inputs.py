@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import AttentionPlan, BoundEdges
-from kernels.backends import REGISTRY
-from kernels.formats.csr import CSRPattern
-from kernels.formats.edge_order import EdgeOrder
-from kernels.score_term import whole_expression
+from fused3s import AttentionPlan, BoundEdges
+from fused3s.backends import REGISTRY
+from fused3s.formats.csr import CSRPattern
+from fused3s.formats.edge_order import EdgeOrder
+from fused3s.score_term import whole_expression
 from models.laplacian import laplacian_encoding
 
 
 class Attention(Protocol):
-    """Sparse attention over one graph, such as the plan that `kernels.plan_attention(graph, ...)` returns.
+    """Sparse attention over one graph, such as the plan that `fused3s.plan_attention(graph, ...)` returns.
 
     q, k, v: [N, H, head_dim], strided views with a contiguous last dimension. Returns [N, H, head_dim] in out_dtype;
     rows without in-edges are zero. options: `edges` and `dropout` of a plan, from models that have them.
@@ -196,7 +196,7 @@ def _edge_inputs(
     if not isinstance(plan, AttentionPlan) or plan.edge_order is None:
         raise ValueError(
             "attention: a model with edge features needs a plan that keeps the order of the edges: "
-            "kernels.plan_attention(graph, ..., edge_data=True)"
+            "fused3s.plan_attention(graph, ..., edge_data=True)"
         )
     edge = plan.edge_order.edge_of_csr
     position = REGISTRY[plan.backend].edge_order(plan.data)

@@ -3,7 +3,7 @@ end-to-end section of the Fused3S paper runs it: 10 blocks, each with one attent
 (output projection, d -> 2d with ReLU, 2d -> d) and two norms.
 
     model = GraphTransformer(in_features=1433, num_classes=7)
-    plan = kernels.plan_attention(graph, device=..., dtype=..., head_dim=model.head_dim)  # the sparse format, once
+    plan = fused3s.plan_attention(graph, device=..., dtype=..., head_dim=model.head_dim)  # the sparse format, once
     inputs = model.prepare(graph, plan)                                                   # tensors on its device
     logits = model(inputs)                                                                # any number of times
 
@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels import BoundEdges, Dropout, split_qkv
+from fused3s import BoundEdges, Dropout, split_qkv
 from models.embedding import FeatureEmbedding
 from models.graph_inputs import EdgeInputs, GraphInputs
 from models.graph_model import GraphModel

@@ -20,7 +20,7 @@ from dense.residual_norm import (
     residual_norm,
     residual_norm_backward,
 )
-from kernels.torch_private import linear_relu
+from fused3s.torch_private import linear_relu
 from models.graph_transformer import Block
 
 

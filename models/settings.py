@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from kernels.arguments import check_integer, check_rate, check_word
+from fused3s.arguments import check_integer, check_rate, check_word
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]

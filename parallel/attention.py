@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels import Dropout, plan_attention
-from kernels.backends import REGISTRY
-from kernels.formats.csr import CSRPattern
+from fused3s import Dropout, plan_attention
+from fused3s.backends import REGISTRY
+from fused3s.formats.csr import CSRPattern
 from parallel.cost_model import Choice, choose_scheme, share_of_heads
 from parallel.exchange import GatherExchange, HaloExchange
 from parallel.group import Group
@@ -131,7 +131,7 @@ def plan_part_attention(
 
     Args:
         scheme: "auto" (`parallel.cost_model`), "halo", "heads" or "allgather".
-        backend: as in `kernels.plan_attention`.
+        backend: as in `fused3s.plan_attention`.
         dtype: type of q, k and v.
         head_dim: columns of a head.
         num_heads: number of heads.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from kernels.torch_private import default_store
+from fused3s.torch_private import default_store
 from parallel.errors import RankError
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may compile

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan, Dropout
+from fused3s import AttentionPlan, Dropout
 from parallel.collectives import exchange_rows
 from parallel.cost_model import share_of_heads
 from parallel.exchange import KeyValueExchange

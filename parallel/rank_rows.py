@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from kernels.backends.cuda import cuda_unavailable
-from kernels.runtime.jit import ELEMENTS, KernelInstance, get_kernel
-from kernels.runtime.launch import launch_kernel
+from fused3s.backends.cuda import cuda_unavailable
+from fused3s.runtime.jit import ELEMENTS, KernelInstance, get_kernel
+from fused3s.runtime.launch import launch_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "rank_rows.cu"
 # As in cuda/rank_rows.cu:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import clone  # noqa: F401, stands first
 import typer
 
-import kernels
+import fused3s
 from bench import cli
 from bench.measures import MEASURES
 from bench.records import check_results_file
@@ -38,7 +38,7 @@ def main(
 ) -> None:
     """Run a benchmark."""
     cli.console.quiet = not is_first_process()
-    kinds = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DeviceLostError, RankError)
+    kinds = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, DeviceLostError, RankError)
     kept = f"rows of what was finished are in {results}; the same command measures the rest"
     with cli.short_errors(*kinds, explain=error_text, kept=lambda: kept):
         cli.configure_logging(*([] if cli.console.quiet else ["data"]))

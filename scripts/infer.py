@@ -17,7 +17,7 @@ import torch
 import typer
 from rich.text import Text
 
-import kernels
+import fused3s
 from bench import cli
 from bench.cli import console
 from bench.records import check_results_file
@@ -33,7 +33,7 @@ from parallel import Group, RankError, all_values, check_agreement, error_text, 
 from parallel.training import hash_of_weights
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
+USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -59,7 +59,7 @@ def main(
 ) -> None:
     """Run the Graph Transformer on a graph, or all batches of a collection, and report the time of its parts."""
     console.quiet = not is_first_process()
-    cli.configure_logging(*([] if console.quiet else ["data", "kernels"]))
+    cli.configure_logging(*([] if console.quiet else ["data", "fused3s"]))
     overrides = [*(overrides or []), *([f"model.checkpoint={json.dumps(str(checkpoint))}"] if checkpoint else [])]
     kept: list[str] = []
     with cli.short_errors(

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 import data
-import kernels
+import fused3s
 from bench import cli
 from bench.cli import console, errors
 from bench.records import append_rows, check_results_file
@@ -39,7 +39,7 @@ from training.metrics import METRICS
 from training.setup import resolve_precision
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, kernels.BackendUnavailableError, CheckpointError, TrainingError, RankError)
+USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
 INTERRUPTED = 130  # the shell's status for SIGINT
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

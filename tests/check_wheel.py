@@ -2,8 +2,9 @@
 
 import importlib.util
 
-import fused3s
 import torch
+
+import fused3s
 
 for name in (
     "baselines",

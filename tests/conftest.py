@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import clone  # noqa: F401, this clone's packages, whatever is installed
 import pytest
 import torch
 from attention_cases import EDGE_CASES, Csr

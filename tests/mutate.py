@@ -80,7 +80,7 @@ COPIED = (
     "tests",
     "training",
 )
-COPIED += ("fused3s_dgl.py", "pyproject.toml")
+COPIED += ("scripts", "pyproject.toml")
 INVALID = ("does not compile", "SyntaxError", "IndentationError", "ModuleNotFoundError")
 TIMEOUT_S = 600  # a mutant that makes a loop endless is killed by it
 

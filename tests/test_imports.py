@@ -7,18 +7,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Which folders a folder may import; itself always. scripts/ may import all of them, tests aside.
+FOLDERS = {"fused3s": "kernels"}  # where the name differs
+# Which packages a package may import; itself always. scripts/ may import all of them, tests aside.
 ALLOWED = {
-    "kernels": {"fused3s_dgl"},
-    "baselines": {"kernels", "fused3s_dgl"},
-    "dense": {"kernels"},
-    "data": {"fused3s_dgl"},
-    "models": {"kernels", "dense", "fused3s_dgl"},
-    "configs": {"kernels", "baselines", "dense", "data"},
-    "training": {"kernels", "data", "models", "configs"},
-    "parallel": {"kernels", "data", "models", "configs", "training"},
-    "bench": {"kernels", "baselines", "dense", "data", "models", "configs", "training", "parallel", "fused3s_dgl"},
-    "inference": {"kernels", "data", "models", "configs", "training", "parallel", "bench"},
+    "fused3s": set(),
+    "baselines": {"fused3s"},
+    "dense": {"fused3s"},
+    "data": {"fused3s"},
+    "models": {"fused3s", "dense"},
+    "configs": {"fused3s", "baselines", "dense", "data"},
+    "training": {"fused3s", "data", "models", "configs"},
+    "parallel": {"fused3s", "data", "models", "configs", "training"},
+    "bench": {"fused3s", "baselines", "dense", "data", "models", "configs", "training", "parallel"},
+    "inference": {"fused3s", "data", "models", "configs", "training", "parallel", "bench"},
     "report": {"bench", "configs"},
 }
 
@@ -36,27 +37,27 @@ def imports(file: Path, package: list[str]) -> set[str]:
     return found
 
 
-def modules(folder: str) -> dict[str, set[str]]:
-    """Each module of a folder, packages included, with its imports."""
+def modules(package: str) -> dict[str, set[str]]:
+    """Each module of a package, subpackages included, with its imports."""
     found = {}
-    for file in (ROOT / folder).rglob("*.py"):
-        parts = list(file.relative_to(ROOT).with_suffix("").parts)
-        package = parts[:-1]
-        name = package if parts[-1] == "__init__" else parts
-        found[".".join(name)] = imports(file, package)
+    folder = ROOT / FOLDERS.get(package, package)
+    for file in folder.rglob("*.py"):
+        parts = [package, *file.relative_to(folder).with_suffix("").parts]
+        name = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join(name)] = imports(file, parts[:-1])
     return found
 
 
-@pytest.mark.parametrize("folder", ALLOWED)
-def test_folders_import_only_what_lies_below_them(folder):
-    own_names = {*ALLOWED, "scripts", "tests", "fused3s_dgl"}
-    for name, imported in modules(folder).items():
+@pytest.mark.parametrize("package", ALLOWED)
+def test_packages_import_only_what_lies_below_them(package):
+    own_names = {*ALLOWED, "kernels", "scripts", "tests"}
+    for name, imported in modules(package).items():
         used = {other.split(".")[0] for other in imported} & own_names
-        assert used <= ALLOWED[folder] | {folder}, name
+        assert used <= ALLOWED[package] | {package}, name
 
 
 def test_modules_form_no_circle():
-    own = {name: imported for folder in ALLOWED for name, imported in modules(folder).items()}
+    own = {name: imported for package in ALLOWED for name, imported in modules(package).items()}
     graph = {
         # A package that lists its modules is no circle: `from package import module` inside it needs that module alone.
         name: {other for other in imported if other in own and not f"{name}.".startswith(f"{other}.")}
@@ -64,11 +65,4 @@ def test_modules_form_no_circle():
     }
     TopologicalSorter(graph).prepare()  # raises CycleError
     assert "data.graph" in graph["data.registry"]
-    assert "kernels.backends.base" in graph["kernels.plan"]
-
-
-def test_kernels_import_relatively():
-    """The folder is also installed as the package fused3s."""
-    for file in (ROOT / "kernels").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            assert not (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kernels"), file
+    assert "fused3s.backends.base" in graph["fused3s.plan"]

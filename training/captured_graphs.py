@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from data.csr_batches import BatchSize
-from kernels.runtime.cuda_graph import CapturedGraph, capture
+from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from training.metrics import UNKNOWN
 from training.padded_batches import PaddedBatches, Room, padding_refused
 from training.step import Step

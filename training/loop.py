@@ -14,7 +14,7 @@ from configs import TrainConfig
 from configs.resolve import resolve_device
 from data import LoadedGraph
 from data.csr_batches import BatchSize
-from kernels.runtime.cuda_graph import CaptureError
+from fused3s.runtime.cuda_graph import CaptureError
 from models import Attention, GraphTransformer
 from models.fast import training_forward, training_path
 from training.captured_graphs import CapturedGraphs, capture_refused

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import kernels
+import fused3s
 from data.csr_batches import BatchSize, CsrBatches, to_device
-from kernels.runtime.cuda_graph import CaptureError
+from fused3s.runtime.cuda_graph import CaptureError
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_transformer import GraphTransformer
 
 
 class Room(Protocol):
-    """A plan in arrays of fixed size and address: `kernels.PlanRoom`."""
+    """A plan in arrays of fixed size and address: `fused3s.PlanRoom`."""
 
     plan: Attention
 
@@ -79,12 +79,12 @@ def make_room(size: BatchSize, *, device: torch.device, **inputs: Any) -> Room:
     """A plan with room for batches of a size.
 
     Args:
-        inputs: dtype, head_dim, num_heads and backward, as of `kernels.plan_attention`.
+        inputs: dtype, head_dim, num_heads and backward, as of `fused3s.plan_attention`.
 
     Raises:
         CaptureError: no refillable plan supports these inputs.
     """
     try:
-        return kernels.PlanRoom((size.rows, size.rows), size.edges, device=device, **inputs)
+        return fused3s.PlanRoom((size.rows, size.rows), size.edges, device=device, **inputs)
     except ValueError as error:
         raise CaptureError(str(error)) from error

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-import kernels
+import fused3s
 from configs import Config
 from data import GraphMeta
 from data.csr_batches import BatchSize
@@ -33,9 +33,9 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
 def plan_for_training(
     graph: Any, config: Config, device: torch.device, precision: torch.dtype
-) -> kernels.AttentionPlan:
+) -> fused3s.AttentionPlan:
     """The plan of a graph, with its backward pass."""
-    return kernels.plan_attention(
+    return fused3s.plan_attention(
         graph,
         backend=config.attention.backend,
         device=device,

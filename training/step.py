@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from kernels import capture_step
-from kernels.runtime.cuda_graph import CapturedGraph, capture
+from fused3s import capture_step
+from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models import GraphTransformer
 from models.fast import Forward
 from training.metrics import loss_of

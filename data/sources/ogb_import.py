@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from data.errors import DatasetMissingError
-from fused3s_dgl import import_dgl, ogb_offline
+from fused3s.dgl import import_dgl, ogb_offline
 
 
 def import_ogb(module: str) -> Any:

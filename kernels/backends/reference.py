@@ -62,7 +62,7 @@ def edge_softmax_attention(
         query: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
         row, col: [nnz] int64, the edges.
         scale: factor of the scores.
-        edges: edge data (formula: `kernels.edge_data`) in the order of `row` and `col`.
+        edges: edge data (formula: `fused3s.edge_data`) in the order of `row` and `col`.
 
     Returns:
         output [num_rows, H, d] float64, and log-sum-exp [num_rows, H] float64 of each row's scores with scale and edge

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fused3s_dgl import import_dgl
-
+from ..dgl import import_dgl
 from .edge_list import EdgeList, check_ids, edges_from_torch
 
 MAX_DIM = 2**31 - 1  # row and column ids are stored as int32

@@ -37,7 +37,7 @@ def launch_kernel(
     """Queue a kernel on torch's current stream and return at once.
 
     Args:
-        kernel: from `kernels.runtime.jit.get_kernel`.
+        kernel: from `fused3s.runtime.jit.get_kernel`.
         grid: number of thread blocks, up to three dimensions.
         block: threads per block.
         tensors: by pointer name in the kernel's struct Params, all on one GPU. The first must be a tensor; None, or a

@@ -15,12 +15,12 @@ from baselines.dfgnn import hyper_shared_bytes
 from baselines.flashsparse import TCBS_PER_PART, TILE, Parts
 from baselines.flex_attention import graph_block_mask
 from baselines.sdpa_padded import Packing, diagonal_blocks
-from kernels import BSB, BackendUnavailableError, plan_attention, sparse_attention
-from kernels.attention import _choose
-from kernels.backends import AUTO
-from kernels.backends.base import InputSpec
-from kernels.backends.cuda import aligned_rows
-from kernels.errors import UnsupportedGraphError
+from fused3s import BSB, BackendUnavailableError, plan_attention, sparse_attention
+from fused3s.attention import _choose
+from fused3s.backends import AUTO
+from fused3s.backends.base import InputSpec
+from fused3s.backends.cuda import aligned_rows
+from fused3s.errors import UnsupportedGraphError
 
 BASELINES = [name for name in REGISTRY if name not in AUTO]
 

@@ -9,8 +9,8 @@ from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
 from baselines import REGISTRY
-from kernels import plan_attention, sparse_attention
-from kernels.errors import UnsupportedGraphError
+from fused3s import plan_attention, sparse_attention
+from fused3s.errors import UnsupportedGraphError
 
 pytestmark = pytest.mark.gpu
 logger = logging.getLogger(__name__)

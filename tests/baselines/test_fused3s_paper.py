@@ -11,8 +11,8 @@ from tolerance import assert_within_bound, edges_of
 
 from baselines import fused3s_paper
 from baselines.fused3s_paper import launch, paper_instance
-from kernels import BSB
-from kernels.runtime.jit import KernelInstance
+from fused3s import BSB
+from fused3s.runtime.jit import KernelInstance
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]

@@ -7,8 +7,8 @@ import torch
 
 from baselines import REGISTRY, torch_harmonics
 from data.sources.sphere import Sphere
-from kernels import EdgeData, ScoreTerm, UnsupportedGraphError, plan_attention
-from kernels.backends.base import Gradients
+from fused3s import EdgeData, ScoreTerm, UnsupportedGraphError, plan_attention
+from fused3s.backends.base import Gradients
 
 SAME, FINER = Sphere(5, 10, 0.7), Sphere(4, 8, 0.9, (8, 16))
 MINE = "torch_harmonics"

@@ -11,7 +11,7 @@ from bench import kernels as kernel_bench
 from bench.edge_inputs import EdgeInputs
 from bench.records import Row
 from configs.bench import BenchConfig
-from kernels.runtime.cuda_graph import CaptureError
+from fused3s.runtime.cuda_graph import CaptureError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

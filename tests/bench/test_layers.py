@@ -9,7 +9,8 @@ import torch
 from bench_runs import CONFIGS
 
 import data
-import kernels
+import fused3s
+import fused3s.nn
 from bench import captured_loop, layers
 from bench.captured_loop import CapturedLoop
 from bench.layer_batches import draw_batches
@@ -19,7 +20,6 @@ from bench.measures import MEASURES
 from bench.provenance import provenance
 from bench.runner import Context, measured
 from configs.bench import Shape, Workload, load_bench_config
-from models import FusedTransformerConv
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4)
@@ -152,7 +152,7 @@ def make_models(edge_dim, dtype, layers=2):
     torch.manual_seed(0)
     exact = LayerModel(TransformerConv, SHAPE, layers, edge_dim).double()
     found = []
-    for layer in (FusedTransformerConv, TransformerConv):
+    for layer in (fused3s.nn.TransformerConv, TransformerConv):
         model = LayerModel(layer, SHAPE, layers, edge_dim).to(dtype)
         model.load_state_dict(exact.state_dict())
         found.append(model)
@@ -183,7 +183,7 @@ def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
         assert 0 < errors.gradients < layers.ALLOWED[types.inputs].gradients
         assert layers.checked(errors, types)["status"] == "ok"
 
-    class Damaged(FusedTransformerConv):
+    class Damaged(fused3s.nn.TransformerConv):
         def forward(self, x, *arguments):
             output = super().forward(x, *arguments)
             return torch.cat([output[:-1], 1.5 * output[-1:]])
@@ -192,7 +192,7 @@ def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
     errors = first_layer_errors(damaged, exact.layers[0], batch, types)
     assert layers.checked(errors, types)["status"] == "wrong"
 
-    class Backwards(FusedTransformerConv):
+    class Backwards(fused3s.nn.TransformerConv):
         """With the right output and wrong gradients."""
 
         def forward(self, *arguments):
@@ -253,11 +253,11 @@ def test_a_whole_graph_keeps_its_edges_and_samples_bring_new_ones():
 
 
 def test_a_layer_that_fails_or_is_wrong_leaves_the_other_ones_time(monkeypatch):
-    class Wrong(FusedTransformerConv):
+    class Wrong(fused3s.nn.TransformerConv):
         def forward(self, *arguments):
             return super().forward(*arguments) * 1.01
 
-    class Failing(FusedTransformerConv):
+    class Failing(fused3s.nn.TransformerConv):
         def forward(self, *arguments):
             raise MemoryError("CUDA out of memory")
 
@@ -267,19 +267,19 @@ def test_a_layer_that_fails_or_is_wrong_leaves_the_other_ones_time(monkeypatch):
         assert (ours.status, theirs.status) == (status, "ok")
 
 
-class PlanOnCpu(kernels.AttentionPlan):
+class PlanOnCpu(fused3s.AttentionPlan):
     """A plan that is made anew in place: of the contract of PlanRoom what the layers use."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "backend", "reference")
 
     def bind_edges(self, data, check_values=True):
-        return kernels.BoundEdges(self.edge_order, padded_features=data.features, num_features=data.features.shape[1])
+        return fused3s.BoundEdges(self.edge_order, padded_features=data.features, num_features=data.features.shape[1])
 
     def __call__(self, *arguments, edges=None, **options):
         if edges is not None:  # features of columns of padding belong to no edge
             weights = {"key_weight": edges.key_weight, "value_weight": edges.value_weight}
-            options["edges"] = kernels.EdgeData(features=edges.features[self.kept], **weights)
+            options["edges"] = fused3s.EdgeData(features=edges.features[self.kept], **weights)
         return self.current(*arguments, **options)
 
 
@@ -295,7 +295,7 @@ class RoomOnCpu:
         kept = edge_index[0] >= 0
         source, target = edge_index[:, kept].numpy()
         matrix = coo_array((np.ones(len(source), np.int8), (target, source)), self.shape)
-        plan = kernels.plan_attention(matrix, backend="reference", edge_data=self.edge_data)
+        plan = fused3s.plan_attention(matrix, backend="reference", edge_data=self.edge_data)
         object.__setattr__(self.plan, "kept", kept)
         object.__setattr__(self.plan, "current", plan)
 
@@ -314,7 +314,7 @@ def replayed(run, device):
     ],
 )
 def test_padded_batches_train_as_the_batches_themselves(monkeypatch, workload):
-    monkeypatch.setattr(kernels, "PlanRoom", RoomOnCpu, raising=False)
+    monkeypatch.setattr(fused3s, "PlanRoom", RoomOnCpu, raising=False)
     monkeypatch.setattr(captured_loop, "capture", replayed)
     batches = [batch.to(CPU, torch.float64) for batch in draw(layers=2, count=4, **workload)]
     assert len({len(batch.x) for batch in batches}) > 1
@@ -333,7 +333,7 @@ def test_padded_batches_train_as_the_batches_themselves(monkeypatch, workload):
 
 
 def test_a_batch_that_is_too_large_for_the_loop_is_refused(monkeypatch):
-    monkeypatch.setattr(kernels, "PlanRoom", RoomOnCpu, raising=False)
+    monkeypatch.setattr(fused3s, "PlanRoom", RoomOnCpu, raising=False)
     monkeypatch.setattr(captured_loop, "capture", replayed)
     small, large = (draw("ogbg-molhiv", layers=2, batch=size, count=1)[0] for size in (2, 20))
     model, _, _ = make_models(None, torch.float32)
@@ -343,7 +343,7 @@ def test_a_batch_that_is_too_large_for_the_loop_is_refused(monkeypatch):
 
 
 def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
-    monkeypatch.setattr(kernels, "PlanRoom", RoomOnCpu, raising=False)
+    monkeypatch.setattr(fused3s, "PlanRoom", RoomOnCpu, raising=False)
     monkeypatch.setattr(captured_loop, "capture", replayed)
     rows = rows_of(bench("molecules", "precisions=[float32]"))
     assert [((row.backend, row.launch), row.status) for row in rows] == [(OURS, "ok"), (PYG, "ok"), (CAPTURED, "ok")]

@@ -20,8 +20,8 @@ from bench.peak_rates import (
     random_rows,
 )
 from bench.provenance import provenance
-from kernels import fragments
-from kernels.runtime.jit import KernelInstance, compile_ptxas
+from fused3s import fragments
+from fused3s.runtime.jit import KernelInstance, compile_ptxas
 
 
 def finaliser(i: int, num_rows: int) -> int:

@@ -11,7 +11,7 @@ from bench.host_load import HostLoad
 from bench.records import read_rows
 from bench.runner import NOT_LOADED, Case, Measure, devices_of, measured
 from configs.bench import BenchConfig
-from kernels import BackendUnavailableError
+from fused3s import BackendUnavailableError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

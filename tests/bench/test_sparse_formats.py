@@ -5,7 +5,7 @@ import pytest
 
 from bench import sparse_formats as formats
 from bench.sparse_formats import C, R, count_bcsr_blocks, count_vectors, formula_bits, stored_bits
-from kernels.formats.bsb import BSB
+from fused3s.formats.bsb import BSB
 
 N = 200  # the last window is not full
 

@@ -20,7 +20,7 @@ from bench.timers import (
     time_passes,
     times_inside,
 )
-from kernels.runtime.cuda_graph import CaptureError
+from fused3s.runtime.cuda_graph import CaptureError
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -21,13 +21,13 @@ from baselines import dfgnn, flashsparse, fused3s_paper
 from dense import block as dense_block
 from dense import block_training as dense_block_training
 from dense import residual_norm
-from kernels.backends import cuda, feature_products, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward
-from kernels.runtime import semaphores
-from kernels.runtime.device import GPULimits
-from kernels.runtime.jit import KernelInstance, KernelSizes
-from kernels.runtime.params import params_layout
-from kernels.runtime.source import CUDA_FOLDER, EXPRESSION
-from kernels.score_source import expression_source
+from fused3s.backends import cuda, feature_products, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward
+from fused3s.runtime import semaphores
+from fused3s.runtime.device import GPULimits
+from fused3s.runtime.jit import KernelInstance, KernelSizes
+from fused3s.runtime.params import params_layout
+from fused3s.runtime.source import CUDA_FOLDER, EXPRESSION
+from fused3s.score_source import expression_source
 from parallel import rank_rows
 
 SHIM_FOLDER = Path(__file__).parent

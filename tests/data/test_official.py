@@ -24,7 +24,7 @@ from bench.block_stats import measure, paper_figures
 from data.graph import RawGraph
 from data.loader import find_graph
 from data.sources.ogb_import import import_ogb
-from fused3s_dgl import import_dgl
+from fused3s.dgl import import_dgl
 
 NODES = 40
 

@@ -12,7 +12,7 @@ from poison import poisoned_buffers
 import dense.block as dense
 from dense.block import SOURCE
 from dense.weights import BLOCK_ROWS, DIMS, SHAPES
-from kernels.runtime.source import CUDA_FOLDER
+from fused3s.runtime.source import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import ON_SHIM, CpuGpu, CpuKernel, CudaError, Mode
 
 DENSE_FOLDER = SOURCE.parent

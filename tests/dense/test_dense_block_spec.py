@@ -13,7 +13,7 @@ from dense.weights import (
     block_threads,
     forward_layout,
 )
-from kernels.runtime.jit import compile_ptxas
+from fused3s.runtime.jit import compile_ptxas
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -9,7 +9,7 @@ from dense_training_cases import assert_training_block, make_case, run
 from poison import poisoned_buffers
 
 from dense.block_training import TRAINING_DIMS
-from kernels.runtime.source import CUDA_FOLDER
+from fused3s.runtime.source import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, Mode, cuda_on_cpu
 
 pytestmark = ON_SHIM

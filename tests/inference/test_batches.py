@@ -9,8 +9,8 @@ from reference_room import CalledAgain, ReferenceRoom
 
 import data
 from data.csr_batches import CsrBatches
+from fused3s import plan_attention
 from inference.batches import eager_passes, replays, run_pass
-from kernels import plan_attention
 from models import Execution, GraphTransformer, prepare_execution
 from models.fast import choose_dense
 from training.padded_batches import PaddedBatches, make_room, padding_refused

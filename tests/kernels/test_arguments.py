@@ -7,7 +7,7 @@ import scipy.sparse
 import torch
 
 import baselines  # noqa: F401  registers the backends that are named here
-from kernels import BackendUnavailableError, Dropout, EdgeData, plan_attention, sparse_attention
+from fused3s import BackendUnavailableError, Dropout, EdgeData, plan_attention, sparse_attention
 
 GRAPH = scipy.sparse.random(20, 20, 0.2, format="csr", random_state=0)
 

@@ -11,17 +11,17 @@ from attention_cases import dense_attention, load_real_graph, mask_of
 from tolerance import row_errors
 
 from baselines import REGISTRY
-from fused3s_dgl import import_dgl
-from kernels import (
+from fused3s import (
     BSB,
     SlowerBackendWarning,
     attention,
     plan_attention,
     sparse_attention,
 )
-from kernels.attention import _choose
-from kernels.backends.base import InputSpec
-from kernels.backends.cuda import _lacks
+from fused3s.attention import _choose
+from fused3s.backends.base import InputSpec
+from fused3s.backends.cuda import _lacks
+from fused3s.dgl import import_dgl
 
 FLOAT32_BACKENDS = ["dgl", "reference", "csr_unfused", "scatter"]  # convert 16-bit inputs; the others keep them
 SPARSE_BACKENDS = [*FLOAT32_BACKENDS, "pyg"]  # a NaN stays in the rows that use it
@@ -169,7 +169,7 @@ def test_auto_says_once_for_a_reason_why_it_leaves_fused3s(on_a_gpu, monkeypatch
 def test_auto_logs_its_choice(caplog):
     graph = random_graph()
     q, k, v = inputs(40, 40)
-    with caplog.at_level(logging.INFO, logger="kernels"):
+    with caplog.at_level(logging.INFO, logger="fused3s"):
         plan = plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16)
     assert plan.backend == "csr_unfused"
     assert "attention backend: csr_unfused on cpu (not fused3s: " in caplog.text

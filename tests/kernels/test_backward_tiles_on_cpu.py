@@ -13,18 +13,18 @@ from poison import poisoned_buffers
 from tolerance import edges_of
 
 from baselines import REGISTRY
-from kernels.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
-from kernels.backends.base import Call, InputSpec
-from kernels.backends.fused3s_backward import GRADIENTS, backward_instance, pass_schedules, warps_of_team
-from kernels.backends.fused3s_gradients import launch_gradients
-from kernels.backends.reference import edge_softmax_attention
-from kernels.dropout import Dropout
-from kernels.edge_data import BoundEdges
-from kernels.formats.csr import csr_pattern
-from kernels.formats.row_order import permute_rows
-from kernels.runtime.device import GPULimits
-from kernels.runtime.jit import Element, input_element
-from kernels.tuning import SM90
+from fused3s.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
+from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.fused3s_backward import GRADIENTS, backward_instance, pass_schedules, warps_of_team
+from fused3s.backends.fused3s_gradients import launch_gradients
+from fused3s.backends.reference import edge_softmax_attention
+from fused3s.dropout import Dropout
+from fused3s.edge_data import BoundEdges
+from fused3s.formats.csr import csr_pattern
+from fused3s.formats.row_order import permute_rows
+from fused3s.runtime.device import GPULimits
+from fused3s.runtime.jit import Element, input_element
+from fused3s.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu, sizes_alone
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, inputs
 

@@ -7,7 +7,7 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, KINDS, edge_inputs, in_order, map_tensors
 from shape_cases import SHAPES, head_options, shaped, shaped_attention
 
-from kernels import Dropout, EdgeData, ScoreTerm, plan_attention, sparse_attention
+from fused3s import Dropout, EdgeData, ScoreTerm, plan_attention, sparse_attention
 
 DOUBLE, SCALE = torch.float64, 0.3
 AUTOGRAD = ["reference", "csr_unfused", "scatter", "dgl", "pyg"]

@@ -12,10 +12,10 @@ import torch
 from reference_room import ReferenceRoom, capture_steps_on_cpu
 from torch import nn
 
-import kernels
-from kernels import capture_step, copy_padded_, plan_attention
-from kernels.runtime.cuda_graph import capture
-from models import FusedTransformerConv
+import fused3s
+import fused3s.nn
+from fused3s import capture_step, copy_padded_, plan_attention
+from fused3s.runtime.cuda_graph import capture
 
 CPU = torch.device("cpu")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "captured_loop.py"
@@ -46,7 +46,7 @@ class Blocks(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(FusedTransformerConv(8, 4, heads=2) for _ in range(3))
+        self.layers = nn.ModuleList(fused3s.nn.TransformerConv(8, 4, heads=2) for _ in range(3))
 
     def forward(self, x, graphs, sizes):
         for layer, graph, size in zip(self.layers, graphs, sizes, strict=True):
@@ -116,7 +116,7 @@ MOST = (90, 60, 40, 20)
 
 def test_sampled_blocks_at_one_size_train_as_they_are(monkeypatch):
     """Padded rows, columns and edges; weights and moments do not know of the calls before the capture."""
-    capture_steps_on_cpu(monkeypatch, kernels)
+    capture_steps_on_cpu(monkeypatch, fused3s)
     torch.manual_seed(0)
     plain = Blocks()
     padded, batches = copy.deepcopy(plain), [sampled(seed, MOST) for seed in range(5)]
@@ -131,7 +131,7 @@ def test_sampled_blocks_at_one_size_train_as_they_are(monkeypatch):
 
     expected = train(plain, batches, eager)
     optimiser, update = updates(padded)
-    run = captured_updates(padded, update, optimiser, kernels.capture_step, MOST, ReferenceRoom, CPU)
+    run = captured_updates(padded, update, optimiser, fused3s.capture_step, MOST, ReferenceRoom, CPU)
     losses, weights = train(padded, batches, run)
     assert losses == pytest.approx(expected[0], rel=1e-5)
     torch.testing.assert_close(weights, expected[1], atol=1e-4, rtol=1e-4)
@@ -162,7 +162,7 @@ def test_gpu_captured_blocks_train_as_eager_ones():
 
     expected = train(plain, batches, eager)
     optimiser, update = updates(padded)
-    run = captured_updates(padded, update, optimiser, capture_step, MOST, kernels.PlanRoom, device)
+    run = captured_updates(padded, update, optimiser, capture_step, MOST, fused3s.PlanRoom, device)
     losses, weights = train(padded, batches, run)
     assert losses == pytest.approx(expected[0], rel=1e-3)
     torch.testing.assert_close(weights, expected[1], atol=5e-3, rtol=5e-3)
@@ -201,7 +201,7 @@ def test_gpu_a_graph_keeps_what_the_captured_function_holds():
     value = torch.randn(3, 1, 16, device=device).half()
 
     def captured():
-        room = kernels.PlanRoom((3, 3), 3, device=device, dtype=torch.float16, head_dim=16)
+        room = fused3s.PlanRoom((3, 3), 3, device=device, dtype=torch.float16, head_dim=16)
 
         def run():
             room.fill(edges)

@@ -11,15 +11,15 @@ from poison import poisoned_buffers
 from tolerance import edges_of, row_errors
 
 from baselines import REGISTRY
-from kernels import plan_attention
-from kernels.backends import fused3s
-from kernels.backends.base import Call, InputSpec
-from kernels.backends.fused3s_shapes import DROPOUT
-from kernels.dropout import Dropout
-from kernels.edge_data import BoundEdges
-from kernels.formats.csr import csr_pattern
-from kernels.formats.row_order import permute_rows
-from kernels.runtime.jit import Element, KernelInstance
+from fused3s import plan_attention
+from fused3s.backends import fused3s
+from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.fused3s_shapes import DROPOUT
+from fused3s.dropout import Dropout
+from fused3s.edge_data import BoundEdges
+from fused3s.formats.csr import csr_pattern
+from fused3s.formats.row_order import permute_rows
+from fused3s.runtime.jit import Element, KernelInstance
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 

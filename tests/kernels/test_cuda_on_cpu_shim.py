@@ -6,8 +6,8 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from kernels import plan_attention
-from kernels.runtime.jit import KernelInstance
+from fused3s import plan_attention
+from fused3s.runtime.jit import KernelInstance
 from tests.cuda_shim import cuda_on_cpu
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, NEEDS_COMPILER, SHIM_FOLDER, CpuGpu, CudaError, Mode
 from tests.cuda_shim.oracle import GRAPHS, inputs

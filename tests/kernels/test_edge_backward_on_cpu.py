@@ -8,7 +8,7 @@ import torch
 from edge_calls import ROWS, EdgeCall
 from edge_cases import EDGE_LISTS, KINDS
 
-from kernels.backends.base import Gradients
+from fused3s.backends.base import Gradients
 from tests.cuda_shim.cuda_on_cpu import ON_SHIM
 
 pytestmark = ON_SHIM

@@ -20,10 +20,10 @@ from edge_cases import (
     qkv,
 )
 
-from kernels import AttentionPlan, BoundEdges, EdgeData, ScoreTerm, plan_attention, sparse_attention
-from kernels.backends import reference
-from kernels.backends.base import InputSpec
-from kernels.runtime.cuda_graph import capture
+from fused3s import AttentionPlan, BoundEdges, EdgeData, ScoreTerm, plan_attention, sparse_attention
+from fused3s.backends import reference
+from fused3s.backends.base import InputSpec
+from fused3s.runtime.cuda_graph import capture
 
 DOUBLE = torch.float64
 BACKENDS = ["reference", "dgl", "csr_unfused", "scatter", "pyg"]

@@ -10,18 +10,18 @@ from plan_oracle import row_item_arrays
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
-from kernels import plan_attention
-from kernels.backends import fused3s_edges
-from kernels.backends.base import Call
-from kernels.backends.fused3s_data import Fused3SData
-from kernels.backends.fused3s_edges import launch_edge_kernel
-from kernels.backends.reference import edge_softmax_attention
-from kernels.dropout import Dropout
-from kernels.edge_data import BoundEdges
-from kernels.formats.csr import csr_pattern
-from kernels.formats.edges import canonical_csr, rows_of_edges
-from kernels.formats.row_order import permute_rows
-from kernels.tuning import SM90
+from fused3s import plan_attention
+from fused3s.backends import fused3s_edges
+from fused3s.backends.base import Call
+from fused3s.backends.fused3s_data import Fused3SData
+from fused3s.backends.fused3s_edges import launch_edge_kernel
+from fused3s.backends.reference import edge_softmax_attention
+from fused3s.dropout import Dropout
+from fused3s.edge_data import BoundEdges
+from fused3s.formats.csr import csr_pattern
+from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.formats.row_order import permute_rows
+from fused3s.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 

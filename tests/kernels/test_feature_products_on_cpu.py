@@ -7,7 +7,7 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from kernels.backends.feature_products import (
+from fused3s.backends.feature_products import (
     FEATURES,
     add_features,
     project_query,

@@ -8,8 +8,8 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 
-from kernels import AttentionPlan, Dropout, plan_attention
-from kernels.edge_data import cast_floats
+from fused3s import AttentionPlan, Dropout, plan_attention
+from fused3s.edge_data import cast_floats
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM

@@ -3,8 +3,8 @@
 import re
 from itertools import product
 
-from kernels.fragments import WARP_SIZE, a_element, b_element, c_element, table
-from kernels.runtime.source import CUDA_FOLDER
+from fused3s.fragments import WARP_SIZE, a_element, b_element, c_element, table
+from fused3s.runtime.source import CUDA_FOLDER
 
 
 def test_elements_are_bijections():

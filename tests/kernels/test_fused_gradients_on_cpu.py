@@ -7,8 +7,8 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from kernels import Dropout, EdgeData, plan_attention, split_qkv
-from kernels.formats.csr import CSRPattern
+from fused3s import Dropout, EdgeData, plan_attention, split_qkv
+from fused3s.formats.csr import CSRPattern
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM

@@ -7,7 +7,7 @@ from attention_cases import EDGE_CASES
 from edge_cases import EDGE_LISTS, FORMS, assert_edge_attention, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 
-from kernels import AttentionPlan, EdgeData, ScoreTerm, plan_attention
+from fused3s import AttentionPlan, EdgeData, ScoreTerm, plan_attention
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, assert_attention, inputs
 

@@ -6,7 +6,7 @@ from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs, in_order
 from poison import poisoned_buffers
 from shape_cases import head_options, shaped, shaped_attention
 
-from kernels import EdgeData, plan_attention
+from fused3s import EdgeData, plan_attention
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM

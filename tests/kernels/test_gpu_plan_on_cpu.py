@@ -7,13 +7,13 @@ import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_oracle import COUNT, WINDOW, make_tile_slots, row_item_arrays, schedule_of_form, tiles_of_csr
 
-from kernels.formats import gpu_plan
-from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import canonical_csr
-from kernels.formats.gpu_csr import EdgeSource
-from kernels.formats.gpu_plan import GPUPlan, PlanForm
-from kernels.formats.schedule import ScheduleForm, most_tiles_of
-from kernels.runtime.jit import KernelInstance
+from fused3s.formats import gpu_plan
+from fused3s.formats.csr import CSRPattern
+from fused3s.formats.edges import canonical_csr
+from fused3s.formats.gpu_csr import EdgeSource
+from fused3s.formats.gpu_plan import GPUPlan, PlanForm
+from fused3s.formats.schedule import ScheduleForm, most_tiles_of
+from fused3s.runtime.jit import KernelInstance
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM
 from tests.cuda_shim.oracle import GRAPHS
 

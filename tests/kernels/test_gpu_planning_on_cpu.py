@@ -12,18 +12,18 @@ from plan_oracle import expected_plan
 from poison import poisoned_buffers
 
 from baselines import REGISTRY
-from kernels.backends import fused3s
-from kernels.backends.base import Call, InputSpec
-from kernels.backends.fused3s_backward import GRADIENTS
-from kernels.backends.fused3s_planning import make_room, plan_graph, queue_plan
-from kernels.backends.kernel_choice import GraphSize, takes_edges
-from kernels.formats.bsb import BSB
-from kernels.formats.csr import CSRPattern, csr_pattern
-from kernels.formats.edge_list import EdgeList
-from kernels.formats.edge_order import edge_order
-from kernels.formats.gpu_csr import EdgeSource, PlanNumber
-from kernels.formats.row_order import permute_rows
-from kernels.tuning import SM90
+from fused3s.backends import fused3s
+from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.fused3s_backward import GRADIENTS
+from fused3s.backends.fused3s_planning import make_room, plan_graph, queue_plan
+from fused3s.backends.kernel_choice import GraphSize, takes_edges
+from fused3s.formats.bsb import BSB
+from fused3s.formats.csr import CSRPattern, csr_pattern
+from fused3s.formats.edge_list import EdgeList
+from fused3s.formats.edge_order import edge_order
+from fused3s.formats.gpu_csr import EdgeSource, PlanNumber
+from fused3s.formats.row_order import permute_rows
+from fused3s.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM
@@ -164,8 +164,8 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
                 alone = EdgeList(padded[:, padded[0] >= 0], shape)
                 with monkeypatch.context() as patch:
                     # As the room, whatever the number of edges.
-                    patch.setattr("kernels.backends.fused3s_planning.part_edges_for_heads", _part_edges(made))
-                    patch.setattr("kernels.backends.fused3s_planning.takes_edges", _choice_of(made))
+                    patch.setattr("fused3s.backends.fused3s_planning.part_edges_for_heads", _part_edges(made))
+                    patch.setattr("fused3s.backends.fused3s_planning.takes_edges", _choice_of(made))
                     expected = expected_plan(alone, CPU, inputs, forward)
                 _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
 

@@ -8,12 +8,12 @@ import torch
 from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph, symmetric
 from plan_oracle import expected_plan, plan_on_cpu
 
-from kernels import plan_attention
-from kernels.backends import fused3s
-from kernels.backends.fused3s_planning import plan_graph
-from kernels.formats.csr import CSRPattern, csr_pattern
-from kernels.formats.edge_list import EdgeList
-from kernels.runtime.device import gpu_limits
+from fused3s import plan_attention
+from fused3s.backends import fused3s
+from fused3s.backends.fused3s_planning import plan_graph
+from fused3s.formats.csr import CSRPattern, csr_pattern
+from fused3s.formats.edge_list import EdgeList
+from fused3s.runtime.device import gpu_limits
 
 pytestmark = pytest.mark.gpu
 

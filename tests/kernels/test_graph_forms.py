@@ -10,9 +10,9 @@ from attention_cases import REPEATED, counts_of, dense_attention
 from edge_cases import EDGE_LISTS, FORMS, EdgeList, edge_inputs, expected_attention, in_order, qkv
 
 from baselines import REGISTRY
-from fused3s_dgl import import_dgl
-from kernels import EdgeData, UnsupportedGraphError, plan_attention, sparse_attention
-from kernels.formats.graph_forms import graph_record
+from fused3s import EdgeData, UnsupportedGraphError, plan_attention, sparse_attention
+from fused3s.dgl import import_dgl
+from fused3s.formats.graph_forms import graph_record
 
 DOUBLE = torch.float64
 BACKENDS = ["reference", "dgl", "csr_unfused", "scatter", "pyg", "sdpa_padded"]
@@ -218,7 +218,7 @@ def test_gpu_every_form_has_the_same_bits(backend, name):
 
 @pytest.mark.gpu
 def test_gpu_records_and_edge_orders_of_edge_lists_do_not_wait():
-    from kernels.formats.edge_order import edge_order
+    from fused3s.formats.edge_order import edge_order
 
     graph = EDGE_LISTS["repeated"]()
     given = [edge_index_of(graph).cuda(), *(FORMS[form](graph)[0].cuda() for form in ("torch_coo", "torch_csc"))]

@@ -9,7 +9,7 @@ from gpu_plan_on_cpu import gpu_on_cpu
 from poison import poisoned_buffers
 from shape_cases import shaped_attention
 
-from kernels import EdgeData, KeyLists, PlanRoom, ScoreTerm, plan_attention, plan_many, sparse_attention
+from fused3s import EdgeData, KeyLists, PlanRoom, ScoreTerm, plan_attention, plan_many, sparse_attention
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 DOUBLE, HALF, SCALE = torch.float64, torch.float16, 0.3

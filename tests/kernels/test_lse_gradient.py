@@ -8,7 +8,7 @@ import torch
 from edge_cases import EDGE_LISTS, EdgeList, qkv
 from poison import poisoned_buffers
 
-from kernels import EdgeData, ScoreTerm, plan_attention
+from fused3s import EdgeData, ScoreTerm, plan_attention
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
 HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64

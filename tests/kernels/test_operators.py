@@ -11,8 +11,8 @@ from formula_backend import FormulaBackend
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from baselines import REGISTRY
-from kernels import AttentionPlan, Dropout, plan_attention
-from kernels.backends.base import Gradients
+from fused3s import AttentionPlan, Dropout, plan_attention
+from fused3s.backends.base import Gradients
 from models.graph_transformer import GraphTransformer
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)

@@ -11,12 +11,12 @@ from instances import plan_for
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from baselines import REGISTRY
-from kernels import AttentionPlan, plan_attention
-from kernels.backends.cuda import CudaBackend
-from kernels.operators import Operands
-from kernels.runtime import jit
-from kernels.runtime.device import GPULimits
-from kernels.tensor_record import map_tensors, num_bytes, tensors_of
+from fused3s import AttentionPlan, plan_attention
+from fused3s.backends.cuda import CudaBackend
+from fused3s.operators import Operands
+from fused3s.runtime import jit
+from fused3s.runtime.device import GPULimits
+from fused3s.tensor_record import map_tensors, num_bytes, tensors_of
 
 GPU = torch.device("cuda", 0)
 HALF, FLOAT = torch.float16, torch.float32

@@ -7,11 +7,11 @@ from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
 
 from baselines import REGISTRY
-from kernels import PlanRoom, plan_attention, plan_many
-from kernels.backends.reference import edge_softmax_attention
-from kernels.formats.edge_list import EdgeList
-from kernels.runtime.cuda_graph import capture
-from kernels.tensor_record import tensors_of
+from fused3s import PlanRoom, plan_attention, plan_many
+from fused3s.backends.reference import edge_softmax_attention
+from fused3s.formats.edge_list import EdgeList
+from fused3s.runtime.cuda_graph import capture
+from fused3s.tensor_record import tensors_of
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
 ROWS, COLS, EDGES = 90, 70, 2500

@@ -5,9 +5,9 @@ import torch
 from formula_backend import FormulaBackend
 
 from baselines import REGISTRY
-from kernels import EdgeData, ScoreTerm, plan_attention, sparse_attention
-from kernels.score_expression import FUNCTIONS, evaluate
-from kernels.score_source import expression_source
+from fused3s import EdgeData, ScoreTerm, plan_attention, sparse_attention
+from fused3s.score_expression import FUNCTIONS, evaluate
+from fused3s.score_source import expression_source
 
 EXPRESSIONS = [
     ("s * w + 2", lambda s, w: s * w + 2),

@@ -10,7 +10,7 @@ from edge_cases import EDGE_LISTS, FORMS, in_order, qkv
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
-from kernels import Dropout, EdgeData, ScoreTerm, plan_attention
+from fused3s import Dropout, EdgeData, ScoreTerm, plan_attention
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
 pytestmark = pytest.mark.usefixtures("one_thread")

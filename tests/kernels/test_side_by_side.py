@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from kernels import split_qkv
-from kernels.side_by_side import lie_side_by_side
+from fused3s import split_qkv
+from fused3s.side_by_side import lie_side_by_side
 
 
 @pytest.fixture

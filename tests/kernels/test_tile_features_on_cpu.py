@@ -7,7 +7,7 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, EdgeList, assert_edge_attention, edge_inputs, in_order, qkv
 from poison import poisoned_buffers
 
-from kernels import Dropout, EdgeData, plan_attention
+from fused3s import Dropout, EdgeData, plan_attention
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM

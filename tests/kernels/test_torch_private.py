@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import torch_private
+from fused3s import torch_private
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVATE = re.compile(

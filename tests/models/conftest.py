@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fused3s_dgl import import_dgl
-from kernels import plan_attention
-from models import GraphTransformer, planned_edges
+from fused3s.dgl import import_dgl
+from models import GraphTransformer
 
 
 @pytest.fixture
@@ -43,16 +42,3 @@ def make_model():
         return model.eval()
 
     return make
-
-
-@pytest.fixture
-def planned(monkeypatch):
-    """Options of each call of plan_attention through the layers of PyG's kind."""
-    calls = []
-
-    def recorded(*arguments, **options):
-        calls.append(options)
-        return plan_attention(*arguments, **options)
-
-    monkeypatch.setattr(planned_edges, "plan_attention", recorded)
-    return calls

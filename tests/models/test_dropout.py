@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import kernels
+import fused3s
 from models import GraphTransformer
 from models.graph_transformer import mlp
 
@@ -27,7 +27,7 @@ def graph(make_graph):
 
 @pytest.fixture
 def attention(graph):
-    return Recorder(kernels.plan_attention(graph, backend="reference", device="cpu"))
+    return Recorder(fused3s.plan_attention(graph, backend="reference", device="cpu"))
 
 
 def test_seeds_differ_between_blocks_passes_and_models(graph, attention):

@@ -8,9 +8,9 @@ import torch
 from baselines import REGISTRY
 from bench.checks import compare
 from dense.block import dense_block_unavailable
-from fused3s_dgl import import_dgl
-from kernels import plan_attention
-from kernels.backends.reference import ReferenceBackend
+from fused3s import plan_attention
+from fused3s.backends.reference import ReferenceBackend
+from fused3s.dgl import import_dgl
 from models import CudaGraphError, DenseUnavailableError, StaleWeightsError, prepare_execution
 from models.fast import choose_dense
 from models.weight_copies import CopiedModules

@@ -7,8 +7,8 @@ import pytest
 import torch
 from model_by_hand import ByHand
 
-from fused3s_dgl import import_dgl
-from kernels import plan_attention
+from fused3s import plan_attention
+from fused3s.dgl import import_dgl
 from models.readout import mean_nodes
 
 # float32 with sums of at most a few hundred terms in another order, through three blocks: a few eps (1.2e-7) of

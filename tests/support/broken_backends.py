@@ -3,8 +3,8 @@
 import torch
 
 from baselines import REGISTRY
-from kernels import UnsupportedGraphError
-from kernels.backends.base import Backend
+from fused3s import UnsupportedGraphError
+from fused3s.backends.base import Backend
 
 
 class Broken(Backend):

@@ -13,12 +13,12 @@ from plan_oracle import data_by_edge
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
-from kernels.backends.base import Call, Gradients
-from kernels.backends.fused3s_data import Fused3SData
-from kernels.backends.fused3s_edges import launch_edge_kernel
-from kernels.backends.fused3s_edges_backward import launch_edge_backward
-from kernels.dropout import Dropout, kept_edges
-from kernels.edge_data import BoundEdges, transform_scores
+from fused3s.backends.base import Call, Gradients
+from fused3s.backends.fused3s_data import Fused3SData
+from fused3s.backends.fused3s_edges import launch_edge_kernel
+from fused3s.backends.fused3s_edges_backward import launch_edge_backward
+from fused3s.dropout import Dropout, kept_edges
+from fused3s.edge_data import BoundEdges, transform_scores
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
 
 FACTOR = 4  # of the error of the worst row of plain torch in float32

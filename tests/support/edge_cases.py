@@ -10,10 +10,10 @@ import scipy.sparse as sp
 import torch
 from tolerance import FLOOR
 
-from fused3s_dgl import import_dgl
-from kernels import BSB, BoundEdges, EdgeData
-from kernels.edge_data import bind
-from kernels.formats.edge_order import EdgeOrder
+from fused3s import BSB, BoundEdges, EdgeData
+from fused3s.dgl import import_dgl
+from fused3s.edge_data import bind
+from fused3s.formats.edge_order import EdgeOrder
 
 RANK, TYPES, CLAMP = 11, 3, 0.8
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from kernels.backends.base import Call, Gradients, InputSpec, Memory
-from kernels.backends.cuda import refuse_gradients
-from kernels.backends.reference import Edges, ReferenceBackend, edge_softmax_attention
-from kernels.edge_data import FLOATS
+from fused3s.backends.base import Call, Gradients, InputSpec, Memory
+from fused3s.backends.cuda import refuse_gradients
+from fused3s.backends.reference import Edges, ReferenceBackend, edge_softmax_attention
+from fused3s.edge_data import FLOATS
 
 
 @dataclass(frozen=True, eq=False)

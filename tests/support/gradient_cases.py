@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.backends.reference import edge_softmax_attention
-from kernels.dropout import Dropout, kept_edges
-from kernels.runtime.jit import Element, input_element
+from fused3s.backends.reference import edge_softmax_attention
+from fused3s.dropout import Dropout, kept_edges
+from fused3s.runtime.jit import Element, input_element
 
 FLOOR = 5e-6  # allowed where torch's error vanishes, as with one edge a row, where dP and delta are equal
 

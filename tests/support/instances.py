@@ -4,11 +4,11 @@ import pytest
 import torch
 from plan_oracle import plan_on_cpu
 
-from kernels.backends import fused3s, fused3s_backward
-from kernels.backends.fused3s import fused_instance
-from kernels.runtime.device import GPULimits
-from kernels.runtime.jit import ELEMENTS, Element, KernelInstance
-from kernels.tuning import SM90
+from fused3s.backends import fused3s, fused3s_backward
+from fused3s.backends.fused3s import fused_instance
+from fused3s.runtime.device import GPULimits
+from fused3s.runtime.jit import ELEMENTS, Element, KernelInstance
+from fused3s.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import COMPILER, sizes_alone
 
 

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from baselines import REGISTRY
 from configs import TrainConfig
-from fused3s_dgl import import_dgl
-from kernels.backends.base import Gradients
-from kernels.backends.cuda import refuse_gradients
-from kernels.backends.reference import ReferenceBackend
-from kernels.dropout import Dropout, kept_edges
+from fused3s.backends.base import Gradients
+from fused3s.backends.cuda import refuse_gradients
+from fused3s.backends.reference import ReferenceBackend
+from fused3s.dgl import import_dgl
+from fused3s.dropout import Dropout, kept_edges
 from models import GraphTransformer
 from parallel import (
     Group,

@@ -7,10 +7,10 @@ import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES
 
-from kernels.backends.base import InputSpec
-from kernels.backends.fused3s_data import Fused3SData
-from kernels.formats.csr import CSRPattern, csr_pattern
-from kernels.formats.edge_list import EdgeList
+from fused3s.backends.base import InputSpec
+from fused3s.backends.fused3s_data import Fused3SData
+from fused3s.formats.csr import CSRPattern, csr_pattern
+from fused3s.formats.edge_list import EdgeList
 
 HALF = torch.float16
 INPUTS = {

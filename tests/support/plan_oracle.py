@@ -12,18 +12,18 @@ import pandas as pd
 import pytest
 import torch
 
-from kernels.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
-from kernels.backends.base import InputSpec
-from kernels.backends.fused3s_data import Fused3SData
-from kernels.backends.fused3s_shapes import TILE
-from kernels.backends.kernel_choice import GraphSize
-from kernels.formats.bsb import BSB
-from kernels.formats.csr import CSRPattern, csr_from_edges
-from kernels.formats.edge_list import EdgeList
-from kernels.formats.edges import canonical_csr, rows_of_edges
-from kernels.formats.gpu_row_items import SORT_SEGMENT as ITEM_SORT_SEGMENT
-from kernels.formats.schedule import ITEM_WORDS, MANY_BLOCKS, TILE_KEYS, TILE_WORDS, ScheduleForm
-from kernels.runtime.device import GPULimits
+from fused3s.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
+from fused3s.backends.base import InputSpec
+from fused3s.backends.fused3s_data import Fused3SData
+from fused3s.backends.fused3s_shapes import TILE
+from fused3s.backends.kernel_choice import GraphSize
+from fused3s.formats.bsb import BSB
+from fused3s.formats.csr import CSRPattern, csr_from_edges
+from fused3s.formats.edge_list import EdgeList
+from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.formats.gpu_row_items import SORT_SEGMENT as ITEM_SORT_SEGMENT
+from fused3s.formats.schedule import ITEM_WORDS, MANY_BLOCKS, TILE_KEYS, TILE_WORDS, ScheduleForm
+from fused3s.runtime.device import GPULimits
 
 KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/fused3s.cu
 # int32 words of struct KVTile

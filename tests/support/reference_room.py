@@ -4,12 +4,12 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from kernels import captured_step, plan_attention
-from kernels.formats.csr import CSRPattern
+from fused3s import captured_step, plan_attention
+from fused3s.formats.csr import CSRPattern
 
 
 class ReferenceRoom:
-    """As `kernels.PlanRoom`, for one or several `fills`."""
+    """As `fused3s.PlanRoom`, for one or several `fills`."""
 
     def __init__(self, shape, num_edges, *, device, dtype, head_dim, num_heads=1, out_dtype=None, backward=False):
         self.shape, self.num_edges, self.fills = shape, num_edges, 0

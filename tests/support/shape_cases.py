@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from edge_cases import EdgeList, expected_attention
 
-from kernels import EdgeData
+from fused3s import EdgeData
 
 # H, H_kv, d, d_v, B (0: no batch).
 SHAPES = {

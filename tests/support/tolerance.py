@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from kernels.backends.reference import edge_softmax_attention
+from fused3s.backends.reference import edge_softmax_attention
 
 FLOOR = 2e-5  # allowed where PyTorch's error vanishes, as with one edge a row
 # float32 inputs: four times PyTorch's error, since kernels and PyTorch do not round the same numbers (16-bit inputs are

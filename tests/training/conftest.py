@@ -8,7 +8,7 @@ import torch
 
 from configs import TrainConfig
 from data import GraphMeta, LoadedGraph
-from fused3s_dgl import import_dgl
+from fused3s.dgl import import_dgl
 from training import Trainer
 
 NODES, COLUMNS, CLASSES = 37, 6, 3  # not a multiple of 16

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from model_by_hand import dense_attention
 from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 
-import kernels
+import fused3s
 from models import GraphTransformer
 from training import Trainer, captured_graphs, step
 from training.captured_graphs import capture_refused
@@ -23,7 +23,7 @@ def captured_on_cpu(monkeypatch):
     def refused(trainer):
         return capture_refused(trainer.step, trainer.task, "fused3s", "none")
 
-    monkeypatch.setattr(kernels, "PlanRoom", ReferenceRoom)
+    monkeypatch.setattr(fused3s, "PlanRoom", ReferenceRoom)
     monkeypatch.setattr(captured_graphs, "capture", CalledAgain)
     monkeypatch.setattr(Trainer, "_capture_refused", refused)
     capture_steps_on_cpu(monkeypatch, step)

@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-import kernels
-from fused3s_dgl import import_dgl
+import fused3s
+from fused3s.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
 from models.fast_training import SecondStream
@@ -97,7 +97,7 @@ def fused_model():
     graph.ndata["feat"] = torch.randn(2708, 8)
     device = torch.device("cuda", 0)
     options = {"device": device, "dtype": torch.bfloat16, "head_dim": 128, "backward": True}
-    inputs = model.prepare(graph, kernels.plan_attention(graph, backend="fused3s", **options))
+    inputs = model.prepare(graph, fused3s.plan_attention(graph, backend="fused3s", **options))
 
     def loss(forward=model):
         return forward(inputs).float().square().mean()

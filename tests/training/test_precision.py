@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-import kernels
+import fused3s
 from configs.schema import TrainingConfig
-from fused3s_dgl import import_dgl
+from fused3s.dgl import import_dgl
 from models import GraphTransformer
 from training.metrics import loss_of
 from training.optimiser import make_optimiser
@@ -35,7 +35,7 @@ def make(norm="layer", task="node"):
 
 
 def plan(graph, dtype):
-    return kernels.plan_attention(graph, backend="reference", device="cpu", dtype=dtype, head_dim=8, backward=True)
+    return fused3s.plan_attention(graph, backend="reference", device="cpu", dtype=dtype, head_dim=8, backward=True)
 
 
 def step_of(model, graph, labels, dtype, lr=1e-9):

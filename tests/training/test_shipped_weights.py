@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import data
-import kernels
+import fused3s
 from configs import Config
 from training import load_weights
 from training.metrics import score_on_test
@@ -21,7 +21,7 @@ def test_cora_has_the_recorded_accuracy(path, tmp_path):
     assert find_weights(config, loaded.meta).path == path
     model = build_model(config, loaded.meta, seed=1)
     load_weights(model, path, config, loaded.meta)
-    plan = kernels.plan_attention(loaded.graph, backend="csr_unfused", device="cpu", dtype=torch.float32)
+    plan = fused3s.plan_attention(loaded.graph, backend="csr_unfused", device="cpu", dtype=torch.float32)
     with torch.inference_mode():
         logits = model.eval()(model.prepare(loaded.graph, plan))
     assert score_on_test(logits, loaded).value == pytest.approx(about.test, abs=0.002)  # two nodes: rounding elsewhere

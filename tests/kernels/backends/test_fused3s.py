@@ -11,14 +11,14 @@ from instances import forward_instance, plan_for
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from baselines import REGISTRY
-from kernels.backends import fused3s
-from kernels.backends.base import Call, InputSpec
-from kernels.backends.fused3s import heads_of_group
-from kernels.backends.fused3s_shapes import EXPRESSION
-from kernels.formats.csr import csr_pattern
-from kernels.runtime.device import GPULimits
-from kernels.runtime.jit import Element
-from kernels.tuning import SM90
+from fused3s.backends import fused3s
+from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.fused3s import heads_of_group
+from fused3s.backends.fused3s_shapes import EXPRESSION
+from fused3s.formats.csr import csr_pattern
+from fused3s.runtime.device import GPULimits
+from fused3s.runtime.jit import Element
+from fused3s.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import sizes_alone
 
 CPU = torch.device("cpu")

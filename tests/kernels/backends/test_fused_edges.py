@@ -16,7 +16,7 @@ from edge_cases import (
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
-from kernels import AttentionPlan, EdgeData, plan_attention
+from fused3s import AttentionPlan, EdgeData, plan_attention
 
 pytestmark = pytest.mark.gpu
 

@@ -5,9 +5,9 @@ import torch
 from attention_cases import EDGE_CASES, REPEATED, load_real_graph
 
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
-from kernels import plan_attention
-from kernels.formats.csr import CSRPattern
-from kernels.formats.edges import canonical_csr
+from fused3s import plan_attention
+from fused3s.formats.csr import CSRPattern
+from fused3s.formats.edges import canonical_csr
 
 pytestmark = pytest.mark.gpu
 

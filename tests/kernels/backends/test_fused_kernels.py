@@ -14,14 +14,14 @@ from tolerance import assert_within_bound, edges_of
 
 from baselines import REGISTRY, fused3s_paper
 from baselines.fused3s_paper import paper_instance
-from kernels import BSB, plan_attention, sparse_attention
-from kernels.backends import fused3s
-from kernels.backends.base import Call, InputSpec
-from kernels.backends.fused3s_data import Fused3SData
-from kernels.backends.reference import edge_softmax_attention
-from kernels.formats.csr import csr_pattern
-from kernels.formats.row_order import permute_rows
-from kernels.tuning import SM90
+from fused3s import BSB, plan_attention, sparse_attention
+from fused3s.backends import fused3s
+from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.fused3s_data import Fused3SData
+from fused3s.backends.reference import edge_softmax_attention
+from fused3s.formats.csr import csr_pattern
+from fused3s.formats.row_order import permute_rows
+from fused3s.tuning import SM90
 
 pytestmark = pytest.mark.gpu
 
@@ -280,11 +280,11 @@ def test_does_not_wait_for_the_gpu(backend):
 
 
 def test_two_threads_compile_and_run_at_once(monkeypatch, backend):
-    monkeypatch.setattr("kernels.runtime.jit._kernels", {})
+    monkeypatch.setattr("fused3s.runtime.jit._kernels", {})
     graph = EDGE_CASES["n_one_past_16"]()
     jobs = {dim: inputs(65, 65, 1, dim, torch.float16) for dim in (40, 104)}
     expected = {dim: sparse_attention(*tensors, graph, backend=backend) for dim, tensors in jobs.items()}
-    monkeypatch.setattr("kernels.runtime.jit._kernels", {})
+    monkeypatch.setattr("fused3s.runtime.jit._kernels", {})
     torch.cuda.synchronize()
     results: dict[int, list[torch.Tensor]] = {dim: [] for dim in jobs}
 

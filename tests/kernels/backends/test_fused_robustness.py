@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tolerance import assert_within_bound, edges_of
 
-from kernels import plan_attention
+from fused3s import plan_attention
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,8 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs
 from shape_cases import head_options, shaped, shaped_attention
 
-from kernels import Dropout, EdgeData, KeyLists, PlanRoom, plan_attention
-from kernels.runtime.cuda_graph import capture
+from fused3s import Dropout, EdgeData, KeyLists, PlanRoom, plan_attention
+from fused3s.runtime.cuda_graph import capture
 
 pytestmark = pytest.mark.gpu
 

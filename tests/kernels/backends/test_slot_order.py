@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.backends import slot_order
-from kernels.backends.slot_order import in_slot_order
+from fused3s.backends import slot_order
+from fused3s.backends.slot_order import in_slot_order
 
 SLOTS = torch.tensor([2, 0, 1], dtype=torch.int32)
 

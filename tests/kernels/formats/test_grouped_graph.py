@@ -9,15 +9,15 @@ from edge_cases import EDGE_LISTS, FORMS
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import assert_equal_plans
 
-from kernels import KeyLists
-from kernels.backends import fused3s
-from kernels.backends.base import InputSpec
-from kernels.backends.fused3s_planning import plan_graph, queue_plan
-from kernels.formats import grouped_graph
-from kernels.formats.csr import CSRPattern
-from kernels.formats.edge_list import EdgeList
-from kernels.formats.graph_forms import graph_record
-from kernels.formats.grouped_graph import grouped_edges, grouped_ids, grouped_rows
+from fused3s import KeyLists
+from fused3s.backends import fused3s
+from fused3s.backends.base import InputSpec
+from fused3s.backends.fused3s_planning import plan_graph, queue_plan
+from fused3s.formats import grouped_graph
+from fused3s.formats.csr import CSRPattern
+from fused3s.formats.edge_list import EdgeList
+from fused3s.formats.graph_forms import graph_record
+from fused3s.formats.grouped_graph import grouped_edges, grouped_ids, grouped_rows
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 CPU, HALF = torch.device("cpu"), torch.float16

@@ -10,9 +10,9 @@ from attention_cases import Csr, load_real_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.formats.csr import CSRPattern, csr_from_scipy
-from kernels.formats.row_order import METHODS, RowOrder, permute_rows
-from kernels.formats.row_order_search import find_row_order
+from fused3s.formats.csr import CSRPattern, csr_from_scipy
+from fused3s.formats.row_order import METHODS, RowOrder, permute_rows
+from fused3s.formats.row_order_search import find_row_order
 
 pytest.importorskip("numba", reason="Numba, which compiles the search for communities, is not installed")
 
@@ -90,7 +90,7 @@ def test_planted_blocks_are_found(method: str):
 
 def test_auto_leaves_a_good_order_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "kernels.formats.row_order_search._group_windows", lambda *_: pytest.fail("windows were grouped for nothing")
+        "fused3s.formats.row_order_search._group_windows", lambda *_: pytest.fail("windows were grouped for nothing")
     )
     band = sp.csr_array(sp.diags_array([1, 1, 1], offsets=[-1, 0, 1], shape=(800, 800), dtype=np.int8))
     order = find_row_order(csr_from_scipy(band), "auto")

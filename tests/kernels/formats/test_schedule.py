@@ -23,7 +23,7 @@ from plan_oracle import (
     transpose_csr,
 )
 
-from kernels.formats.schedule import ScheduleForm, most_splits_of
+from fused3s.formats.schedule import ScheduleForm, most_splits_of
 
 
 def schedule_of(counts: list[int], warps: int, rule: SplitHeuristic) -> Schedule:

@@ -6,8 +6,8 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from kernels.runtime import cuda_graph
-from kernels.runtime.cuda_graph import CaptureError, capture
+from fused3s.runtime import cuda_graph
+from fused3s.runtime.cuda_graph import CaptureError, capture
 
 GPU = torch.device("cuda", 0)
 

@@ -15,17 +15,17 @@ from baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from baselines.flashsparse import Kernels
 from baselines.fused3s_paper import SOURCE as PAPER_SOURCE
 from baselines.fused3s_paper import paper_instance
-from kernels import KernelCompileError
-from kernels.backends.feature_products import product_instance
-from kernels.backends.fused3s import choose_instance, heads_of_group
-from kernels.backends.fused3s_backward import backward_instance
-from kernels.backends.fused3s_edges import edge_instance, is_packed
-from kernels.backends.fused3s_edges_backward import edge_backward_instances
-from kernels.backends.fused3s_shapes import DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, VALUE_FEATURES
-from kernels.backends.fused3s_shapes import TYPES as EDGE_TYPES
-from kernels.runtime import jit
-from kernels.runtime.jit import Element, KernelInstance, compile_ptxas
-from kernels.tuning import SM90
+from fused3s import KernelCompileError
+from fused3s.backends.feature_products import product_instance
+from fused3s.backends.fused3s import choose_instance, heads_of_group
+from fused3s.backends.fused3s_backward import backward_instance
+from fused3s.backends.fused3s_edges import edge_instance, is_packed
+from fused3s.backends.fused3s_edges_backward import edge_backward_instances
+from fused3s.backends.fused3s_shapes import DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, VALUE_FEATURES
+from fused3s.backends.fused3s_shapes import TYPES as EDGE_TYPES
+from fused3s.runtime import jit
+from fused3s.runtime.jit import Element, KernelInstance, compile_ptxas
+from fused3s.tuning import SM90
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 

@@ -11,11 +11,11 @@ import torch
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from dense.block_training import TrainingPacking
-from kernels import AttentionPlan, plan_attention
-from kernels.runtime import debug, launch
-from kernels.runtime.cuda_graph import capture
-from kernels.runtime.jit import Kernel, KernelSizes
-from kernels.runtime.params import ParamsLayout, params_layout
+from fused3s import AttentionPlan, plan_attention
+from fused3s.runtime import debug, launch
+from fused3s.runtime.cuda_graph import capture
+from fused3s.runtime.jit import Kernel, KernelSizes
+from fused3s.runtime.params import ParamsLayout, params_layout
 
 NODES, HOP, LAUNCHES = 1024, 389, 30
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from instances import forward_instance
 
-from kernels.runtime.jit import OPTIONS, KernelInstance
-from kernels.runtime.source import read_source
+from fused3s.runtime.jit import OPTIONS, KernelInstance
+from fused3s.runtime.source import read_source
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.runtime.readback import Readback
+from fused3s.runtime.readback import Readback
 
 pytestmark = pytest.mark.gpu
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kernels.backends.fused3s import fused_instance
-from kernels.backends.fused3s_backward import backward_instance
-from kernels.backends.fused3s_edges import edge_instance
-from kernels.backends.fused3s_edges_backward import edge_backward_instances
-from kernels.backends.fused3s_shapes import TERM_BITS
-from kernels.runtime.jit import Element, KernelInstance, compile_ptxas
+from fused3s.backends.fused3s import fused_instance
+from fused3s.backends.fused3s_backward import backward_instance
+from fused3s.backends.fused3s_edges import edge_instance
+from fused3s.backends.fused3s_edges_backward import edge_backward_instances
+from fused3s.backends.fused3s_shapes import TERM_BITS
+from fused3s.runtime.jit import Element, KernelInstance, compile_ptxas
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels.runtime.semaphores import graph_semaphores, is_capturing, semaphores
+from fused3s.runtime.semaphores import graph_semaphores, is_capturing, semaphores
 
 CPU = torch.device("cpu")
 
@@ -15,9 +15,9 @@ CPU = torch.device("cpu")
 def stream(monkeypatch):
     """Torch's current stream: `handle` names it, `capturing` says whether a CUDA graph is captured on it."""
     stream = SimpleNamespace(handle=7, capturing=False, eager={})
-    monkeypatch.setattr("kernels.runtime.semaphores.stream_handle", lambda device_index: stream.handle)
-    monkeypatch.setattr("kernels.runtime.semaphores.is_capturing", lambda device: stream.capturing)
-    monkeypatch.setattr("kernels.runtime.semaphores._eager", stream.eager)
+    monkeypatch.setattr("fused3s.runtime.semaphores.stream_handle", lambda device_index: stream.handle)
+    monkeypatch.setattr("fused3s.runtime.semaphores.is_capturing", lambda device: stream.capturing)
+    monkeypatch.setattr("fused3s.runtime.semaphores._eager", stream.eager)
     return stream
 
 
@@ -80,7 +80,7 @@ def test_the_device_of_the_plan_is_asked_and_not_the_current_one(monkeypatch, cu
         yield
         now.pop()
 
-    monkeypatch.setattr("kernels.runtime.semaphores.current_gpu", lambda: now[-1])
+    monkeypatch.setattr("fused3s.runtime.semaphores.current_gpu", lambda: now[-1])
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[-1] == 1)
     assert is_capturing(torch.device("cuda", 1))

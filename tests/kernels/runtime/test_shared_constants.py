@@ -6,12 +6,12 @@ from itertools import product
 import plan_oracle
 import torch
 
-from kernels.backends import fused3s_edges
-from kernels.backends.feature_products import FEATURES
-from kernels.formats import schedule
-from kernels.runtime.jit import KernelSizes
-from kernels.runtime.params import struct_members
-from kernels.runtime.source import read_source
+from fused3s.backends import fused3s_edges
+from fused3s.backends.feature_products import FEATURES
+from fused3s.formats import schedule
+from fused3s.runtime.jit import KernelSizes
+from fused3s.runtime.params import struct_members
+from fused3s.runtime.source import read_source
 from tests.cuda_shim.cuda_on_cpu import COMPILER, FLAGS, NEEDS_COMPILER, SHIM_FOLDER, paste_source
 
 

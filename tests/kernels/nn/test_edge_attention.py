@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from models.transformer_conv import FusedTransformerConv
+import fused3s.nn
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
 
@@ -55,8 +55,9 @@ def assert_same(found, expected, backend):
 @pytest.mark.parametrize("backend", ["dgl", "formula", FUSED])
 def test_a_compiled_layer_takes_new_graphs_and_sizes(planned, backend, edge_dim):
     pyg = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
-    theirs = pyg.TransformerConv(8, 4, heads=2, edge_dim=edge_dim, beta=True).to(**place_of(backend))
-    ours = FusedTransformerConv(8, 4, heads=2, edge_dim=edge_dim, beta=True, backend=backend).to(**place_of(backend))
+    options = {"heads": 2, "edge_dim": edge_dim, "beta": True}
+    theirs = pyg.TransformerConv(8, 4, **options).to(**place_of(backend))
+    ours = fused3s.nn.TransformerConv(8, 4, **options, backend=backend).to(**place_of(backend))
     ours.load_state_dict(theirs.state_dict())
     counter = CompileCounterWithBackend("inductor" if backend == "fused3s" else "aot_eager")
     compiled = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
@@ -70,7 +71,7 @@ def test_a_compiled_layer_takes_new_graphs_and_sizes(planned, backend, edge_dim)
 
 
 def test_a_compiled_layer_drops_weights_as_an_eager_one():
-    layer = FusedTransformerConv(8, 4, heads=2, edge_dim=3, dropout=0.5, backend="formula").double()
+    layer = fused3s.nn.TransformerConv(8, 4, heads=2, edge_dim=3, dropout=0.5, backend="formula").double()
     inputs = graph(17, 40, 3, "formula")
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     found = []
@@ -84,7 +85,7 @@ def test_a_compiled_layer_drops_weights_as_an_eager_one():
 
 
 def test_wrong_ids_are_named_by_a_compiled_layer():
-    layer = FusedTransformerConv(8, 4, backend="reference").double()
+    layer = fused3s.nn.TransformerConv(8, 4, backend="reference").double()
     x, edge_index, _ = graph(17, 40, None, "reference")
     with pytest.raises(ValueError, match=r"row 0 \(sources\) holds ids from .* to 99"):
         torch.compile(layer, backend="aot_eager", fullgraph=True)(x, edge_index.clamp(min=99))

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from models import joint_parameters, transformer_conv
-from models.transformer_conv import FusedTransformerConv
+import fused3s.nn
+from fused3s.nn import joint_parameters, transformer_conv
 
 close = torch.testing.assert_close
 pytestmark = pytest.mark.usefixtures("formula")
@@ -22,7 +22,7 @@ EDGES = torch.tensor([[0, 1, 2, 3, 3, 5, 0], [1, 2, 0, 3, 4, 1, 4]])
 def pair(**options):
     """A layer on the backend with a backward pass of its own, and the same on one that autograd differentiates."""
     torch.manual_seed(0)
-    layer = FusedTransformerConv(4, 3, heads=2, backend="formula", **options).double()
+    layer = fused3s.nn.TransformerConv(4, 3, heads=2, backend="formula", **options).double()
     other = copy.deepcopy(layer)
     other.backend = "reference"
     return layer, other

@@ -9,7 +9,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 
-from models import message_passing
+import fused3s.nn
 
 METADATA = ["a", "b"], [("a", "to", "b"), ("b", "to", "a"), ("a", "near", "a")]
 NAMES = ["TransformerConv", "GATConv", "GATv2Conv"]
@@ -38,7 +38,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("name", NAMES)
 def test_to_hetero_gives_pygs_model(name):
     outputs, states = [], []
-    for layer in (getattr(pyg, name), getattr(message_passing, f"Fused{name}")):
+    for layer in (getattr(pyg, name), getattr(fused3s.nn, name)):
         torch.manual_seed(0)
         options = {} if name == "TransformerConv" else {"add_self_loops": False}
         model = pyg.to_hetero(Model(layer, **options), METADATA)
@@ -54,10 +54,10 @@ def test_to_hetero_gives_pygs_model(name):
 @pytest.mark.parametrize("name", [*NAMES, "AGNNConv"])
 def test_they_are_the_layers_of_this_repository(name):
     arguments = () if name == "AGNNConv" else (5, 4, 2)
-    layer = getattr(message_passing, f"Fused{name}")(*arguments)
+    layer = getattr(fused3s.nn, name)(*arguments)
     theirs = getattr(pyg, name)(*arguments)
     assert isinstance(layer, pyg.MessagePassing)
-    assert repr(layer) == f"Fused{theirs!r}"
+    assert repr(layer) == repr(theirs)
     layer.load_state_dict(theirs.state_dict())
     file = io.BytesIO()
     torch.save(layer, file)
@@ -71,7 +71,7 @@ def test_they_are_the_layers_of_this_repository(name):
 def test_an_explainer_gets_a_sentence(algorithm):
     config = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
     x, edge_index = torch.randn(6, 5), graph()[1]["a", "near", "a"]
-    model = Model(message_passing.FusedGATConv)
+    model = Model(fused3s.nn.GATConv)
     explainer = Explainer(model, algorithm, "model", config, edge_mask_type="object")
-    with pytest.raises(NotImplementedError, match="FusedGATConv makes no messages"):
+    with pytest.raises(NotImplementedError, match="GATConv makes no messages"):
         explainer(x, edge_index)

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan
-from kernels.autograd import without_tensors
-from kernels.backends import REGISTRY
-from kernels.backends.base import Call
-from kernels.once_differentiable import refuse_double_backward
+from .. import AttentionPlan
+from ..autograd import without_tensors
+from ..backends import REGISTRY
+from ..backends.base import Call
+from ..once_differentiable import refuse_double_backward
 
 Results = Tensor | tuple[Tensor, ...]
 
@@ -83,7 +83,7 @@ def attend(plan: AttentionPlan, attention: Call, with_lse: bool) -> tuple[Tensor
 
 
 def tensors_of(attention: Call) -> tuple[Tensor | None, ...]:
-    """Query, key, value and the tensors of edge data, as `kernels.autograd.with_tensors` takes them."""
+    """Query, key, value and the tensors of edge data, as `fused3s.autograd.with_tensors` takes them."""
     return (*attention[:3], *(() if attention.edges is None else attention.edges.tensors()))
 
 

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fused3s_dgl import import_dgl
-from kernels import AttentionPlan, plan_attention, split_qkv
-from kernels.autocast import input_type
-from models.planned_edges import require_gradients
+from .. import AttentionPlan, plan_attention, split_qkv
+from ..autocast import input_type
+from ..dgl import import_dgl
+from .planned_edges import require_gradients
 
 
 class SparseMHA(nn.Module):
@@ -28,7 +28,7 @@ class SparseMHA(nn.Module):
     Args:
         hidden_size: D, a multiple of num_heads.
         num_heads: H, number of heads.
-        backend: attention backend, see `kernels.list_backends`.
+        backend: attention backend, see `fused3s.list_backends`.
 
     Raises:
         ValueError: num_heads does not divide hidden_size.
@@ -54,7 +54,7 @@ class SparseMHA(nn.Module):
         Args:
             graph: a `dgl.sparse.SparseMatrix` (rows are queries) or a DGLGraph (destinations are queries). The rows of
                 the example's matrix are the sources of its graph, which is the same on its undirected molecules. For
-                any other graph use `kernels.plan_attention`.
+                any other graph use `fused3s.plan_attention`.
 
         Raises:
             TypeError: `graph` is neither.
@@ -66,7 +66,7 @@ class SparseMHA(nn.Module):
         else:
             raise TypeError(
                 f"graph: got {type(graph).__name__}; allowed are an AttentionPlan, a dgl.sparse.SparseMatrix and a "
-                "DGLGraph (for any other graph: kernels.plan_attention)"
+                "DGLGraph (for any other graph: fused3s.plan_attention)"
             )
         weight = self.q_proj.weight
         return plan_attention(

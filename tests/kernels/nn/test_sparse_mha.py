@@ -4,9 +4,9 @@ import pytest
 import torch
 from attention_cases import EDGE_CASES, mask_of
 
-from fused3s_dgl import import_dgl
-from kernels import plan_attention
-from models import SparseMHA
+import fused3s.nn
+from fused3s import plan_attention
+from fused3s.dgl import import_dgl
 
 # hidden size, heads, backend, graph
 CASES = [
@@ -18,7 +18,7 @@ CASES = [
 
 def make_layer(hidden_size, num_heads, dtype=torch.float64, **options):
     torch.manual_seed(0)
-    layer = SparseMHA(hidden_size, num_heads, **options)
+    layer = fused3s.nn.SparseMHA(hidden_size, num_heads, **options)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0, hidden_size**-0.5)

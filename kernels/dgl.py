@@ -1,12 +1,9 @@
-"""DGL beside a PyTorch that it was not built for: `dgl = import_dgl()`, or plain `import dgl` where this is installed.
+"""DGL beside a PyTorch that it was not built for: `dgl = import_dgl()`; or `leave_out_graphbolt()` before `import dgl`.
 
 DGL 2.1.0, the newest release on PyPI, ships one graphbolt library for each PyTorch release it was built with, and
 `import dgl` fails if the library for the installed PyTorch is missing. Graphbolt is DGL's data-loading engine, which is
 not used here. An empty `dgl.graphbolt` in its place makes the rest of DGL work. A DGL that has its library (conda, a
 source build, with or without CUDA) is imported unchanged.
-
-PyTorch calls `leave_out_graphbolt` at the end of `import torch`: it is an entry point of the group "torch.backends" in
-pyproject.toml. DGL imports PyTorch before graphbolt.
 """
 
 import importlib
@@ -34,7 +31,7 @@ def import_dgl() -> ModuleType:
         ImportError: DGL is not installed, or fails for a reason other than graphbolt; the message is DGL's.
     """
     os.environ.setdefault("DGLBACKEND", "pytorch")
-    leave_out_graphbolt()  # also in a clone that is not installed
+    leave_out_graphbolt()
     with warnings.catch_warnings(), ogb_offline():
         # Python 3.12 warns about escapes in DGL's docstrings when it compiles them.
         warnings.simplefilter("ignore", SyntaxWarning)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.autocast import input_type
-from kernels.side_by_side import RowParts, is_transformed
-from kernels.torch_private import dispatch_modes, has_global_hooks
+from ..autocast import input_type
+from ..side_by_side import RowParts, is_transformed
+from ..torch_private import dispatch_modes, has_global_hooks
+from .base import Layer
 
 PLAIN = (nn.Parameter, Tensor)  # the latter under torch.func.functional_call
 Joined = list[tuple[Tensor, Tensor | None]]  # weight and bias
@@ -138,7 +139,7 @@ class JointMemory:
         return joined
 
 
-class JointModule(nn.Module):
+class JointModule(Layer):
     """A module that keeps the parameters of `joint_layers()` in one memory."""
 
     def __init__(self) -> None:

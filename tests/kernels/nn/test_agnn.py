@@ -1,13 +1,13 @@
-"""FusedAGNNConv against the AGNNConv of PyTorch Geometric, and against DGL's with a plan."""
+"""AGNNConv against the AGNNConv of PyTorch Geometric, and against DGL's with a plan."""
 
 import pytest
 import torch
 from edge_cases import EDGE_LISTS
 from torch_geometric.nn import AGNNConv
 
-import kernels
-from fused3s_dgl import import_dgl
-from models import FusedAGNNConv
+import fused3s
+import fused3s.nn
+from fused3s.dgl import import_dgl
 
 BETA = 1.7
 pytestmark = pytest.mark.usefixtures("formula")
@@ -15,7 +15,10 @@ pytestmark = pytest.mark.usefixtures("formula")
 
 def pair(requires_grad=True, add_self_loops=True, **options):
     """PyG's layer and ours with its state, in float64."""
-    theirs, ours = AGNNConv(requires_grad, add_self_loops), FusedAGNNConv(requires_grad, add_self_loops, **options)
+    theirs, ours = (
+        AGNNConv(requires_grad, add_self_loops),
+        fused3s.nn.AGNNConv(requires_grad, add_self_loops, **options),
+    )
     with torch.no_grad():
         theirs.beta.fill_(BETA)
     assert theirs.state_dict().keys() == ours.state_dict().keys()
@@ -53,18 +56,19 @@ def test_equals_pygs_layer(backend, requires_grad, add_self_loops):
 
 
 def test_initial_state_and_repr_are_pygs():
-    assert torch.equal(FusedAGNNConv().beta, AGNNConv().beta)
-    assert torch.equal(FusedAGNNConv(requires_grad=False).beta, torch.ones(1))
-    assert str(FusedAGNNConv()) == "FusedAGNNConv()"
+    assert torch.equal(fused3s.nn.AGNNConv().beta, AGNNConv().beta)
+    assert torch.equal(fused3s.nn.AGNNConv(requires_grad=False).beta, torch.ones(1))
+    assert str(fused3s.nn.AGNNConv()) == "AGNNConv()"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_equals_dgls_layer_by_a_plan(make_graph, dtype):
+def test_equals_dgls_layer_by_a_plan(dtype):
     dgl = import_dgl()
-    graph = dgl.add_self_loop(dgl.remove_self_loop(make_graph(num_nodes=83, num_edges=600)))
+    edges = torch.randint(83, (2, 600), generator=torch.Generator().manual_seed(0)).unique(dim=1)
+    graph = dgl.add_self_loop(dgl.remove_self_loop(dgl.graph((edges[0], edges[1]), num_nodes=83)))
     x = features(83).to(dtype)
     expected = dgl.nn.pytorch.AGNNConv(init_beta=BETA).double()(graph, x.double())
-    plan = kernels.plan_attention(graph, backend="scatter", device="cpu", dtype=dtype, head_dim=16)
+    plan = fused3s.plan_attention(graph, backend="scatter", device="cpu", dtype=dtype, head_dim=16)
     _, ours = pair()
     with torch.no_grad():
         out = ours.to(dtype)(x, plan)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.side_by_side import RowParts
-from models.joint_parameters import JointMemory, parameter_gradients
+from ..side_by_side import RowParts
+from .joint_parameters import JointMemory, parameter_gradients
 
 
 @dataclass(frozen=True, eq=False, slots=True)

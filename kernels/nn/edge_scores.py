@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from kernels import AttentionPlan
-from models.self_loops import edge_list
+from .. import AttentionPlan
+from .self_loops import edge_list
 
 MOST_ELEMENTS = 1 << 27  # of [edges, H, C] in a chunk
 

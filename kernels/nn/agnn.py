@@ -1,7 +1,7 @@
 """Drop-in replacement for `torch_geometric.nn.AGNNConv` (Thekumparampil et al. 2018, "Attention-based Graph Neural
 Network for Semi-supervised Learning"; Equation 3 of the Fused3S paper): same arguments, same state dict, same numbers.
 
-    conv = FusedAGNNConv()
+    conv = AGNNConv()
     out = conv(x, edge_index)
 
 The output is softmax(beta cos(X, X^T) masked by A) X. A cosine is a dot product of rows of length 1, so that every
@@ -12,19 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels import AttentionPlan
-from kernels.autocast import input_type
-from models.planned_edges import plan_edge_index, require_gradients
-from models.self_loops import check_graph, edges_with_self_loops
+from .. import AttentionPlan
+from ..autocast import input_type
+from .base import Layer
+from .planned_edges import plan_edge_index, require_gradients
+from .self_loops import check_graph, edges_with_self_loops
 
 
-class FusedAGNNConv(nn.Module):
+class AGNNConv(Layer):
     """AGNNConv with fused sparse attention.
 
     Args:
         requires_grad: whether beta is trained.
         add_self_loops: replace the self-loops of the graph by one for each node.
-        backend: attention backend, see `kernels.list_backends`.
+        backend: attention backend, see `fused3s.list_backends`.
         cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
     """
 
@@ -50,7 +51,7 @@ class FusedAGNNConv(nn.Module):
 
         Args:
             edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]. Plans
-                are cached per tensor, see `FusedTransformerConv.forward`. Or a plan, to whose graph no loops are added.
+                are cached per tensor, see `TransformerConv.forward`. Or a plan, to whose graph no loops are added.
 
         Raises:
             RuntimeError: a gradient is needed, and the backend has no backward pass.

@@ -1,4 +1,4 @@
-"""Projections, attention and root term of FusedTransformerConv as one autograd node.
+"""Projections, attention and root term of TransformerConv as one autograd node.
 
     x [N, F]                 -> GEMM ->  root | q | k | v  ->  attention -> output [N, H, C]  (+ root)
     targets, sources apart   -> GEMM ->  root | q,  GEMM ->  k | v
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan, BoundEdges
-from kernels.autograd import with_tensors
-from kernels.backends import REGISTRY
-from kernels.backends.base import Call
-from models.one_node import NodeCall, Results, attend, tensors_of
-from models.projections import Projections
+from .. import AttentionPlan, BoundEdges
+from ..autograd import with_tensors
+from ..backends import REGISTRY
+from ..backends.base import Call
+from .one_node import NodeCall, Results, attend, tensors_of
+from .projections import Projections
 
 OF_ROWS = frozenset(("query", "key", "value"))
 OF_FEATURES, OF_WEIGHTS = frozenset(("padded_features",)), frozenset(("key_weight", "value_weight"))
@@ -34,7 +34,7 @@ def takes_edges(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerCall(NodeCall):
-    """One call of FusedTransformerConv.
+    """One call of TransformerConv.
 
     Its differentiable arguments are the features of `edges` if they require a gradient, else None; the weight [H C, r]
     of key and value for the features, or None; inputs and parameters of the projections. The results are the output

@@ -5,7 +5,7 @@ import pytest
 import torch
 from attention_cases import EDGE_CASES
 
-from models import FusedGATConv, FusedGATv2Conv, FusedTransformerConv
+import fused3s.nn
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM
@@ -37,8 +37,8 @@ def unset_memory(monkeypatch):
 )
 def test_a_training_step_is_that_of_float64(monkeypatch, heads, width, switches, graph_name):
     torch.manual_seed(0)
-    exact = FusedTransformerConv(16, width, heads=heads, **switches, backend="reference").double()
-    layer = FusedTransformerConv(16, width, heads=heads, **switches, backend="fused3s").half()
+    exact = fused3s.nn.TransformerConv(16, width, heads=heads, **switches, backend="reference").double()
+    layer = fused3s.nn.TransformerConv(16, width, heads=heads, **switches, backend="fused3s").half()
     with torch.no_grad():
         for mine, parameter in zip(layer.parameters(), exact.parameters(), strict=True):
             parameter.copy_(mine.copy_(parameter))
@@ -74,8 +74,8 @@ def test_a_training_step_is_that_of_float64(monkeypatch, heads, width, switches,
 @pytest.mark.parametrize(("heads", "width"), [(1, 64), (3, 13)])
 def test_float32_weights_under_autocast_with_edge_attributes(heads, width):
     torch.manual_seed(0)
-    layer = FusedTransformerConv(16, width, heads=heads, edge_dim=3, backend="fused3s")
-    exact = FusedTransformerConv(16, width, heads=heads, edge_dim=3, backend="reference").double()
+    layer = fused3s.nn.TransformerConv(16, width, heads=heads, edge_dim=3, backend="fused3s")
+    exact = fused3s.nn.TransformerConv(16, width, heads=heads, edge_dim=3, backend="reference").double()
     exact.load_state_dict(layer.state_dict())
     graph = EDGE_CASES["hub"]().tocoo()
     edge_index = torch.stack([torch.from_numpy(graph.col), torch.from_numpy(graph.row)]).long()
@@ -94,7 +94,7 @@ def test_float32_weights_under_autocast_with_edge_attributes(heads, width):
 
 
 @pytest.mark.usefixtures("unset_memory")
-@pytest.mark.parametrize("layer_type", [FusedGATConv, FusedGATv2Conv])
+@pytest.mark.parametrize("layer_type", [fused3s.nn.GATConv, fused3s.nn.GATv2Conv])
 @pytest.mark.parametrize(
     ("heads", "width", "graph_name", "dtype", "allowed"),
     [

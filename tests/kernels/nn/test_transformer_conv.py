@@ -1,4 +1,4 @@
-"""FusedTransformerConv against the TransformerConv of PyTorch Geometric with the same weights."""
+"""TransformerConv against the TransformerConv of PyTorch Geometric with the same weights."""
 
 import warnings
 
@@ -9,10 +9,10 @@ from attention_cases import EDGE_CASES
 from torch_geometric.nn import TransformerConv
 from torch_geometric.utils import to_edge_index
 
-from kernels import EdgeData, SlowerBackendWarning
-from models import edge_scores, planned_edges
-from models.attention_conv import warn_of_slower_layer
-from models.transformer_conv import FusedTransformerConv
+import fused3s.nn
+from fused3s import EdgeData, SlowerBackendWarning
+from fused3s.nn import edge_scores, planned_edges
+from fused3s.nn.attention_conv import warn_of_slower_layer
 
 pytestmark = pytest.mark.usefixtures("formula")
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
@@ -33,7 +33,7 @@ def layers(*arguments, backend="reference", dtype=torch.float64, **options):
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_()
-    ours = FusedTransformerConv(*arguments, **options, backend=backend).to(dtype).eval()
+    ours = fused3s.nn.TransformerConv(*arguments, **options, backend=backend).to(dtype).eval()
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 
@@ -127,7 +127,7 @@ def test_attention_weights(monkeypatch, edge_dim, name, wants_weights):
 
 
 def test_attention_weights_need_tensors():
-    conv = FusedTransformerConv(7, 5, heads=2, backend="reference")
+    conv = fused3s.nn.TransformerConv(7, 5, heads=2, backend="reference")
     with pytest.raises(TypeError, match="return_attention_weights: got with a plan"):
         conv(X, conv.plan(EDGES, len(X)), return_attention_weights=True)
 
@@ -292,7 +292,7 @@ ATTR = torch.zeros(2, 3)
     ],
 )
 def test_wrong_calls_get_a_sentence(options, arguments, error, message):
-    conv = FusedTransformerConv(7, 5, heads=2, **{"backend": "reference"} | options).eval()
+    conv = fused3s.nn.TransformerConv(7, 5, heads=2, **{"backend": "reference"} | options).eval()
     with pytest.raises(error, match=message):
         conv(*arguments)
 
@@ -323,7 +323,11 @@ def test_gpu_float16_is_as_exact_as_pyg(name, edge_dim, out_channels, heads):
     widths = 16 if problem.is_square else (16, 16)
     torch.manual_seed(0)
     theirs = TransformerConv(widths, out_channels, heads=heads, edge_dim=edge_dim).half().eval()
-    ours = FusedTransformerConv(widths, out_channels, heads=heads, edge_dim=edge_dim, backend="fused3s").half().eval()
+    ours = (
+        fused3s.nn.TransformerConv(widths, out_channels, heads=heads, edge_dim=edge_dim, backend="fused3s")
+        .half()
+        .eval()
+    )
     ours.load_state_dict(theirs.state_dict())
 
     def on_gpu(dtype):

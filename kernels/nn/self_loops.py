@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.tensor_memo import TensorMemo
+from .tensor_memo import TensorMemo
 
 FILLS = {"add": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}  # names of torch's reductions
 LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
@@ -86,5 +86,5 @@ def check_graph(edge_index: Tensor) -> None:
     if not isinstance(edge_index, Tensor) or edge_index.layout not in LAYOUTS:
         raise TypeError(
             f"edge_index: got {type(edge_index).__name__}; an edge_index [2, E], or an adj_t as torch.sparse CSR, CSC "
-            "or COO tensor, is needed; FusedTransformerConv and FusedAGNNConv also take an AttentionPlan"
+            "or COO tensor, is needed; TransformerConv and AGNNConv also take an AttentionPlan"
         )

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
-from models import FusedGATConv, FusedGATv2Conv, FusedTransformerConv
+import fused3s.nn
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
 EDGES = torch.tensor([[0, 1, 2, 3, 5, 4, 5], [1, 2, 3, 3, 0, 1, 0]])
 SQUARE, BIPARTITE = (X, EDGES), ((X, X[:4, :3]), EDGES)
 CASES = [(-1, SQUARE), ((-1, -1), BIPARTITE), ((5, -1), BIPARTITE), ((-1, -1), SQUARE)]
 TYPES = [
-    (GATConv, FusedGATConv, {"residual": True}),
-    (GATv2Conv, FusedGATv2Conv, {"residual": True}),
-    (GATv2Conv, FusedGATv2Conv, {"bias": False}),
-    (TransformerConv, FusedTransformerConv, {"beta": True, "concat": False}),
-    (TransformerConv, FusedTransformerConv, {"bias": False}),
+    (GATConv, fused3s.nn.GATConv, {"residual": True}),
+    (GATv2Conv, fused3s.nn.GATv2Conv, {"residual": True}),
+    (GATv2Conv, fused3s.nn.GATv2Conv, {"bias": False}),
+    (TransformerConv, fused3s.nn.TransformerConv, {"beta": True, "concat": False}),
+    (TransformerConv, fused3s.nn.TransformerConv, {"bias": False}),
 ]
 every_case = pytest.mark.parametrize(("in_channels", "arguments"), CASES, ids=lambda given: str(given)[:8])
 every_type = pytest.mark.parametrize(("theirs", "ours", "options"), TYPES)
@@ -70,19 +70,19 @@ def test_a_state_dict_tells_the_columns(theirs, ours, options, in_channels, argu
 
 
 def test_joint_parameters_share_one_memory_from_the_first_call_on():
-    for layer in (FusedTransformerConv(-1, 4, 2), FusedGATv2Conv(-1, 4, 2)):
+    for layer in (fused3s.nn.TransformerConv(-1, 4, 2), fused3s.nn.GATv2Conv(-1, 4, 2)):
         layer(*SQUARE)
         assert len({each.weight.untyped_storage().data_ptr() for each in layer.joint_layers()}) == 1
 
 
-@pytest.mark.parametrize("ours", [FusedGATConv, FusedGATv2Conv, FusedTransformerConv])
+@pytest.mark.parametrize("ours", [fused3s.nn.GATConv, fused3s.nn.GATv2Conv, TransformerConv])
 @pytest.mark.parametrize("in_channels", [0, -2, (4, 0)])
 def test_other_sizes_get_a_sentence(ours, in_channels):
     with pytest.raises(ValueError, match=r"in_channels: got .*; sizes of at least 1 are needed, or -1"):
         ours(in_channels, 4)
 
 
-@pytest.mark.parametrize("ours", [FusedGATv2Conv, FusedTransformerConv])
+@pytest.mark.parametrize("ours", [fused3s.nn.GATv2Conv, TransformerConv])
 def test_the_first_call_may_be_compiled(ours):
     torch.manual_seed(0)
     layer = ours(-1, 4, 2)

@@ -1,7 +1,7 @@
 """Drop-in replacement for `torch_geometric.nn.TransformerConv` (Shi et al. 2021, "Masked Label Prediction: Unified
 Message Passing Model for Semi-Supervised Classification"): same arguments, same state dict, same numbers.
 
-    conv = FusedTransformerConv(64, 16, heads=8, edge_dim=11)   # in place of TransformerConv(64, 16, heads=8, ...)
+    conv = TransformerConv(64, 16, heads=8, edge_dim=11)   # in place of TransformerConv(64, 16, heads=8, ...)
     conv.load_state_dict(trained.state_dict())
     out = conv(x, edge_index, edge_attr)
 
@@ -14,23 +14,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from kernels import AttentionPlan, BoundEdges
-from kernels.autocast import input_type
-from kernels.edge_data import MAX_FEATURES
-from kernels.side_by_side import RowParts
-from models.attention_conv import check_dropout, warn_of_slower_layer
-from models.edge_attention import attend_edges
-from models.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
-from models.joint_layer import LayerCall, takes_edges
-from models.joint_parameters import JointModule, joint_parameters
-from models.lazy_linear import check_columns, linear
-from models.one_node import run_as_node, takes_plan
-from models.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
-from models.projections import Projections
-from models.self_loops import edge_list
+from .. import AttentionPlan, BoundEdges
+from ..autocast import input_type
+from ..edge_data import MAX_FEATURES
+from ..side_by_side import RowParts
+from .attention_conv import check_dropout, warn_of_slower_layer
+from .edge_attention import attend_edges
+from .edge_scores import refuse_plan, scores_of_edges, weights_of_edges
+from .joint_layer import LayerCall, takes_edges
+from .joint_parameters import JointModule, joint_parameters
+from .lazy_linear import check_columns, linear
+from .one_node import run_as_node, takes_plan
+from .planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
+from .projections import Projections
+from .self_loops import edge_list
 
 
-class FusedTransformerConv(JointModule):
+class TransformerConv(JointModule):
     """TransformerConv with fused sparse attention.
 
     Weights and biases of the projections are views of one memory, as in `torch.nn.LSTM`, so one GEMM needs no copy.
@@ -44,10 +44,10 @@ class FusedTransformerConv(JointModule):
         beta: gate between the attention output and the root's term; needs `root_weight`.
         dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
         edge_dim: columns of edge_attr; None for a layer without edge features. More than 16 run as message passing in
-            plain torch on a GPU, with a `kernels.SlowerBackendWarning`.
+            plain torch on a GPU, with a `fused3s.SlowerBackendWarning`.
         bias: whether the projections have biases.
         root_weight: whether the transformed features of the node itself are added.
-        backend: attention backend, see `kernels.list_backends`.
+        backend: attention backend, see `fused3s.list_backends`.
         cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
 
     Raises:
@@ -114,7 +114,7 @@ class FusedTransformerConv(JointModule):
             backward: also build the arrays of the backward pass. None: if a call now would record gradients.
 
         Raises:
-            TypeError, ValueError: see `models.planned_edges.plan_edge_index`.
+            TypeError, ValueError: see `fused3s.nn.planned_edges.plan_edge_index`.
         """
         sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
         weight = self.lin_query.weight
@@ -140,7 +140,7 @@ class FusedTransformerConv(JointModule):
         if not (is_wide and self.backend == "auto" and getattr(edge_index, "is_cuda", False)):
             return self.backend
         warn_of_slower_layer(
-            f"FusedTransformerConv with edge_dim={self.edge_dim} runs as message passing with the backend scatter: the "
+            f"TransformerConv with edge_dim={self.edge_dim} runs as message passing with the backend scatter: the "
             f"fused kernels take up to {MAX_FEATURES} columns of edge features. A linear map of edge_attr to "
             f"{MAX_FEATURES} columns in front of the layer avoids this"
         )

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan, BoundEdges, EdgeData, plan_attention
-from kernels.backends import REGISTRY
-from kernels.edge_data import MAX_FEATURES, edge_permutation
-from models.self_loops import check_graph
-from models.tensor_memo import TensorMemo
+from .. import AttentionPlan, BoundEdges, EdgeData, plan_attention
+from ..backends import REGISTRY
+from ..edge_data import MAX_FEATURES, edge_permutation
+from .self_loops import check_graph
+from .tensor_memo import TensorMemo
 
 _plans = TensorMemo()  # edge_index -> {shape and options: plan}, for all layers
 _bound = TensorMemo()  # edge features -> {their type in the call: BoundEdges of the latest plan}
@@ -27,8 +27,8 @@ def plan_edge_index(
 ) -> AttentionPlan:
     """The plan of an edge_index, cached until the tensor is freed or changed in a way that torch counts.
 
-    Writes through NumPy or `.data` are not counted (`models.tensor_memo`), and the old plan is returned: after such a
-    write pass `edge_index.clone()`, or cache=False.
+    Writes through NumPy or `.data` are not counted (`fused3s.nn.tensor_memo`), and the old plan is returned: after such
+    a write pass `edge_index.clone()`, or cache=False.
 
     Args:
         edge_index: [2, E] int32 or int64: sources (keys), then targets (queries), as in PyG; or a torch.sparse CSR, CSC
@@ -38,7 +38,7 @@ def plan_edge_index(
         backward: whether gradients are wanted. A cached plan with them also serves calls without; one without them is
             replaced.
         cache: False: build a plan at every call.
-        backend, dtype, head_dim, num_heads, edge_data: of `kernels.plan_attention`.
+        backend, dtype, head_dim, num_heads, edge_data: of `fused3s.plan_attention`.
 
     Raises:
         TypeError, ValueError: edge_index is not such a tensor, or has ids out of range.

@@ -1,10 +1,10 @@
 """Drop-in replacement for `torch_geometric.nn.GATv2Conv` (Brody et al. 2022, "How Attentive are Graph Attention
 Networks?"): same arguments, same state dict, same numbers.
 
-    conv = FusedGATv2Conv(64, 16, heads=8)          # in place of GATv2Conv(64, 16, heads=8)
+    conv = GATv2Conv(64, 16, heads=8)          # in place of GATv2Conv(64, 16, heads=8)
     out = conv(x, edge_index)
 
-The score of an edge is additive attention, <a, leaky_relu(q_i + k_j)> (`kernels.EdgeData.additive_weight`), so no
+The score of an edge is additive attention, <a, leaky_relu(q_i + k_j)> (`fused3s.EdgeData.additive_weight`), so no
 tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
 """
 
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import AttentionPlan, EdgeData, ScoreTerm
-from kernels.side_by_side import RowParts
-from models.attention_conv import AttentionConv, check_dropout, warn_of_slower_layer
-from models.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
-from models.joint_gat import GATv2Call
-from models.joint_parameters import JointModule, joint_parameters
-from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
-from models.one_node import run_as_node, takes_plan
-from models.projections import Projections
-from models.self_loops import check_fill_value, edge_list
+from .. import AttentionPlan, EdgeData, ScoreTerm
+from ..side_by_side import RowParts
+from .attention_conv import AttentionConv, check_dropout, warn_of_slower_layer
+from .edge_scores import refuse_plan, scores_of_edges, weights_of_edges
+from .joint_gat import GATv2Call
+from .joint_parameters import JointModule, joint_parameters
+from .lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
+from .one_node import run_as_node, takes_plan
+from .projections import Projections
+from .self_loops import check_fill_value, edge_list
 
 
-class FusedGATv2Conv(JointModule, AttentionConv):
+class GATv2Conv(JointModule, AttentionConv):
     """GATv2Conv with fused sparse attention.
 
     Args:
@@ -36,12 +36,12 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
         add_self_loops: replace the self-loops of the graph by one for each node.
         edge_dim: columns of edge_attr, any number; None for a layer without edge features. With them the scores are
-            computed in plain torch from [E, H, C], with a `kernels.SlowerBackendWarning` on a GPU.
-        fill_value: features of the added self-loops, see `FusedGATConv`.
+            computed in plain torch from [E, H, C], with a `fused3s.SlowerBackendWarning` on a GPU.
+        fill_value: features of the added self-loops, see `GATConv`.
         bias: whether the projections and the output have biases.
         share_weights: one projection for sources and targets.
         residual: whether a projection of the targets is added to the output.
-        backend: attention backend, see `kernels.list_backends`.
+        backend: attention backend, see `fused3s.list_backends`.
         cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
 
     Raises:
@@ -115,7 +115,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         Args:
             x: [N, F], or ([sources, F], [targets, F']).
             edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]; or
-                `plan(...)` of one. Plans are cached per tensor, see `FusedTransformerConv.forward`.
+                `plan(...)` of one. Plans are cached per tensor, see `TransformerConv.forward`.
             edge_attr: [E, edge_dim], or [E] for one column.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
 
@@ -167,7 +167,7 @@ class FusedGATv2Conv(JointModule, AttentionConv):
         """[targets, H, C]: softmax of the scores [E, H], times the keys."""
         if keys.is_cuda:
             warn_of_slower_layer(
-                "FusedGATv2Conv with edge_attr computes its scores in plain torch: the fused kernels have no features "
+                "GATv2Conv with edge_attr computes its scores in plain torch: the fused kernels have no features "
                 "inside of the leaky ReLU. Softmax and weighted sum are fused"
             )
         term = ScoreTerm("score", edge={"score": scores.to(keys.dtype)})

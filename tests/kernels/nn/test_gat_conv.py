@@ -1,4 +1,4 @@
-"""FusedGATConv and FusedGATv2Conv against the layers of PyTorch Geometric with the same weights."""
+"""GATConv and GATv2Conv against the layers of PyTorch Geometric with the same weights."""
 
 import pytest
 import torch
@@ -6,8 +6,9 @@ from edge_cases import EDGE_LISTS
 from torch.nn.utils import parametrizations
 from torch_geometric.nn import GATConv, GATv2Conv
 
-from kernels import capture_step
-from models import FusedAGNNConv, FusedGATConv, FusedGATv2Conv, edge_scores
+import fused3s.nn
+from fused3s import capture_step
+from fused3s.nn import edge_scores
 
 pytestmark = pytest.mark.usefixtures("formula")
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
@@ -31,7 +32,7 @@ class Problem:
 
 def layers(*arguments, backend="reference", dtype=torch.float64, version=1, **options):
     """PyG's layer and ours, with the weights that each draws from the same seed."""
-    theirs, ours = ((GATConv, FusedGATConv), (GATv2Conv, FusedGATv2Conv))[version - 1]
+    theirs, ours = ((GATConv, fused3s.nn.GATConv), (GATv2Conv, fused3s.nn.GATv2Conv))[version - 1]
     made = []
     for layer, extra in ((theirs, {}), (ours, {"backend": backend})):
         torch.manual_seed(3)
@@ -263,7 +264,7 @@ def test_a_plan_in_place_of_an_edge_index(version, backend):
 def test_plans_are_cached_with_the_self_loops():
     theirs, ours = layers(7, 4, 2, backend="scatter")
     x, edge_index, _ = Problem("hub").arguments
-    from models import planned_edges, self_loops
+    from fused3s.nn import planned_edges, self_loops
 
     ours(x, edge_index)
     looped = self_loops.edges_with_self_loops(edge_index, len(x))
@@ -288,17 +289,17 @@ def test_dropout_keeps_the_mean():
 
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="fill_value: got 'median'"):
-        FusedGATConv(7, 4, fill_value="median")
+        fused3s.nn.GATConv(7, 4, fill_value="median")
     with pytest.raises(ValueError, match=r"dropout: got 1\.0"):
-        FusedGATConv(7, 4, dropout=1.0)
+        fused3s.nn.GATConv(7, 4, dropout=1.0)
     x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
     with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
-        FusedGATv2Conv(7, 4)(x, edge_index, edge_attr)
-    for layer in (FusedGATConv, FusedGATv2Conv):
+        fused3s.nn.GATv2Conv(7, 4)(x, edge_index, edge_attr)
+    for layer in (fused3s.nn.GATConv, fused3s.nn.GATv2Conv):
         for wrong, got in ((edge_attr[1:], edge_attr.shape[0] - 1), (torch.cat([edge_attr, edge_attr[:1]]), "")):
             with pytest.raises(ValueError, match=rf"edge_attr: got shape \({got}.*; \[{len(edge_attr)}, 3\] is needed"):
                 layer(7, 4, edge_dim=3)(x, edge_index, wrong)
-    for layer in (FusedGATConv(7, 4), FusedGATv2Conv(7, 4, add_self_loops=False), FusedAGNNConv()):
+    for layer in (fused3s.nn.GATConv(7, 4), fused3s.nn.GATv2Conv(7, 4, add_self_loops=False), fused3s.nn.AGNNConv()):
         with pytest.raises(TypeError, match=r"edge_index: got list; an edge_index \[2, E\]"):
             layer(x, edge_index.tolist())
 

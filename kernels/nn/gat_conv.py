@@ -1,10 +1,10 @@
 """Drop-in replacement for `torch_geometric.nn.GATConv` (Velickovic et al. 2018, "Graph Attention Networks"): same
 arguments, same state dict, same numbers.
 
-    conv = FusedGATConv(64, 16, heads=8)          # in place of GATConv(64, 16, heads=8)
+    conv = GATConv(64, 16, heads=8)          # in place of GATConv(64, 16, heads=8)
     out = conv(x, edge_index)
 
-The score of an edge is a function of a number of its target and one of its source, a `kernels.ScoreTerm`: no query and
+The score of an edge is a function of a number of its target and one of its source, a `fused3s.ScoreTerm`: no query and
 no key is gathered, and no tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
 """
 
@@ -13,19 +13,19 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from kernels import AttentionPlan, EdgeData, ScoreTerm
-from kernels.backends import REGISTRY
-from kernels.edge_data import edge_permutation
-from models.attention_conv import AttentionConv, check_dropout
-from models.edge_scores import refuse_plan, weights_of_edges
-from models.joint_gat import SCORE, SCORE_OF_EDGES, GATCall
-from models.joint_parameters import joint_parameters
-from models.lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
-from models.one_node import run_as_node, takes_plan
-from models.self_loops import check_fill_value, edge_list, is_sparse
+from .. import AttentionPlan, EdgeData, ScoreTerm
+from ..backends import REGISTRY
+from ..edge_data import edge_permutation
+from .attention_conv import AttentionConv, check_dropout
+from .edge_scores import refuse_plan, weights_of_edges
+from .joint_gat import SCORE, SCORE_OF_EDGES, GATCall
+from .joint_parameters import joint_parameters
+from .lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
+from .one_node import run_as_node, takes_plan
+from .self_loops import check_fill_value, edge_list, is_sparse
 
 
-class FusedGATConv(AttentionConv):
+class GATConv(AttentionConv):
     """GATConv with fused sparse attention.
 
     Args:
@@ -41,7 +41,7 @@ class FusedGATConv(AttentionConv):
             "min", "max" or "mul" of the features of the node's edges.
         bias: whether a bias is added to the output.
         residual: whether a projection of the targets is added to the output.
-        backend: attention backend, see `kernels.list_backends`.
+        backend: attention backend, see `fused3s.list_backends`.
         cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
 
     Raises:
@@ -126,7 +126,7 @@ class FusedGATConv(AttentionConv):
         Args:
             x: [N, F], or ([sources, F], [targets, F']); targets of None take part in no score, and `size` counts them.
             edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]; or
-                `plan(...)` of one. Plans are cached per tensor, see `FusedTransformerConv.forward`.
+                `plan(...)` of one. Plans are cached per tensor, see `TransformerConv.forward`.
             edge_attr: [E, edge_dim], or [E] for one column.
             size: (sources, targets), where the features do not tell it.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.

@@ -1,19 +1,20 @@
-"""The base class of FusedGATConv and FusedGATv2Conv: attention call, end of the layer, PyG's initial weights."""
+"""The base class of GATConv and GATv2Conv: attention call, end of the layer, PyG's initial weights."""
 
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kernels import AttentionPlan, EdgeData, SlowerBackendWarning
-from kernels.autocast import input_type
-from models.planned_edges import plan_edge_index, require_gradients
-from models.self_loops import check_graph, edges_with_self_loops, features_with_self_loops
+from .. import AttentionPlan, EdgeData, SlowerBackendWarning
+from ..autocast import input_type
+from .base import Layer
+from .planned_edges import plan_edge_index, require_gradients
+from .self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 
 _warned: set[str] = set()  # reasons; one warning each
 
 
-class AttentionConv(nn.Module):
+class AttentionConv(Layer):
     """A layer with the attributes heads, out_channels, concat, dropout, add_self_loops, fill_value, edge_dim, backend
     and cache, the module `lin_edge` or None, and the parameter `bias` or None."""
 
@@ -29,7 +30,7 @@ class AttentionConv(nn.Module):
             backward: also build the arrays of the backward pass. None: if a call now would record gradients.
 
         Raises:
-            TypeError, ValueError: see `models.planned_edges.plan_edge_index`.
+            TypeError, ValueError: see `fused3s.nn.planned_edges.plan_edge_index`.
         """
         sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
         edges, _ = self.edges_and_features(edge_index, None, min(sources, targets))

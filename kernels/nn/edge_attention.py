@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan, Dropout
-from kernels.autograd import gradients_of
-from kernels.backends import REGISTRY
-from kernels.edge_data import edge_permutation
-from kernels.once_differentiable import refuse_double_backward
-from models.planned_edges import bind_features, plan_edge_index
+from .. import AttentionPlan, Dropout
+from ..autograd import gradients_of
+from ..backends import REGISTRY
+from ..edge_data import edge_permutation
+from ..once_differentiable import refuse_double_backward
+from .planned_edges import bind_features, plan_edge_index
 
 TERMS = "Tensor? features, Tensor? key_weight, Tensor? value_weight, Tensor? dropout_seed, float dropout, float scale"
 GRAPH = "Tensor edge_index, str backend, bool cache"
@@ -55,7 +55,7 @@ def attend_edges(
     Args:
         query: [num_rows, H, d]; key, value: [num_cols, H, d].
         edge_index, backend, cache: see `plan_edge_index`.
-        features: [E, r], q's type; key_weight, value_weight: [H, d, r], as in `kernels.edge_data`.
+        features: [E, r], q's type; key_weight, value_weight: [H, d, r], as in `fused3s.edge_data`.
         dropout: rate of the weights; the seed is drawn from torch's generator.
     """
     seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device=query.device) if dropout else None

@@ -1,4 +1,4 @@
-"""Projections and attention of FusedGATConv and of FusedGATv2Conv, as one autograd node each."""
+"""Projections and attention of GATConv and of GATv2Conv, as one autograd node each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import AttentionPlan, BoundEdges
-from kernels.autograd import with_tensors
-from kernels.backends import REGISTRY
-from kernels.backends.base import Call
-from kernels.side_by_side import RowParts
-from models.one_node import NodeCall, attend, tensors_of
-from models.projections import Projections
+from .. import AttentionPlan, BoundEdges
+from ..autograd import with_tensors
+from ..backends import REGISTRY
+from ..backends.base import Call
+from ..side_by_side import RowParts
+from .one_node import NodeCall, attend, tensors_of
+from .projections import Projections
 
 Saved = Sequence[Tensor | None]
 OF_ROWS = frozenset(("query", "key", "value"))
@@ -26,7 +26,7 @@ ALIGNMENT = 16  # columns: rows of 16-bit values then begin at a sector of 32 by
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GATv2Call(NodeCall):
-    """One call of FusedGATv2Conv: the values are the keys.
+    """One call of GATv2Conv: the values are the keys.
 
     Its differentiable arguments are a [1, H, C], the bias of the output or None, and inputs and parameters of the
     projections. Its result is the output [N, H, C]; with a bias [N, H C].
@@ -83,7 +83,7 @@ class GATv2Call(NodeCall):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GATCall(NodeCall):
-    """One call of FusedGATConv.
+    """One call of GATConv.
 
     A score needs <att, W x> of both ends, which is <W^T att, x>: the GEMM of the values computes those of the sources.
 

@@ -1,0 +1,17 @@
+import pytest
+
+from fused3s import plan_attention
+from fused3s.nn import planned_edges
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Options of each call of plan_attention through the layers of PyG's kind."""
+    calls = []
+
+    def recorded(*arguments, **options):
+        calls.append(options)
+        return plan_attention(*arguments, **options)
+
+    monkeypatch.setattr(planned_edges, "plan_attention", recorded)
+    return calls
