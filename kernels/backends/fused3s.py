@@ -13,7 +13,7 @@ from ..runtime.device import GPULimits, gpu_limits
 from ..runtime.jit import ELEMENTS, Element, Kernel, KernelInstance, get_kernel, input_element, instance_sizes
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
-from ..tuning import GROUP_WIDTH, tuning_for
+from ..tuning import GROUP_WIDTH, WARP_COLUMNS, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import (
     MAX_DIM,
@@ -53,7 +53,6 @@ from .score_values import (
 )
 from .slot_order import in_slot_order
 
-WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
 VALUE_BYTES = 4 * TILE[0] * TILE[1]  # of a value of edges in the shared memory of a warp, as in cuda/tile_terms.cuh
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")

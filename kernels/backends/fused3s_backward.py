@@ -22,7 +22,7 @@ from ..runtime.jit import (
 )
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
-from ..tuning import tuning_for
+from ..tuning import WARP_ROW_BYTES, tuning_for
 from .base import Call, Gradients, Memory
 from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, planned_kernel, stride_scalars
 from .fused3s_data import Fused3SData
@@ -39,7 +39,6 @@ from .score_values import (
     terms_of,
 )
 
-WARP_ROW_BYTES = 256  # of a row per warp; wider heads are shared by teams of two or four warps
 GRADIENTS = frozenset(("query", "key", "value"))
 
 
