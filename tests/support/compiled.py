@@ -15,8 +15,19 @@ TYPES = [(HALF, FLOAT), (BFLOAT, BFLOAT), (HALF, HALF), (BFLOAT, FLOAT)]
 
 Budget = int | Callable[[KernelInstance], int]
 
-# Instances that spill nevertheless: a pattern of name and expression, architectures, most bytes.
-SPILLS: list[tuple[str, str, int]] = []
+# Instances that spill nevertheless: a pattern of name and expression, architectures, most bytes. docs/gpus.md says why.
+SPILLS = (
+    (r"fused3s<.*, 256, 1, 2, 6, 1>", "sm_90", 40),
+    (r"fused3s<.*, 256, 1, 2, 16, 1> .*", "sm_90", 8),
+    (r"fused3s_backward<.*, 256, true, 2, 4, 8>", "sm_12.", 16),
+    (r"fused3s_edges<.*, 16, 8, 6>", "sm_12.", 16),
+    (r"fused3s_edges<.*, 1[0-4], (8|16), 0>", "sm_1..", 8),
+    (r"gradients_over_columns<.*, 16, 8, 6>", "sm_90", 68),
+    (r"gradients_over_columns<.*, 16, 8, 6>", "sm_10.", 32),
+    (r"plan_parts", "sm_12.", 16),
+    (r"residual_norm_backward<.*, 128>", "sm_8[69]", 12),
+    (r"fused3s_paper<.*, true>", "sm_10.", 52),  # with clocks
+)
 
 
 def in_turn(shapes: Iterable, arch: str, shift: int = 0) -> list[tuple]:
@@ -38,7 +49,7 @@ def check(instances: Iterable[KernelInstance], arch: str, registers: Budget, spi
         for instance, report in compile_ptxas(each, arch).items():
             name = f"{instance.name} {instance.score or ''}".strip()
             most, spilt = (of(instance) if callable(of) else of for of in (registers, spill_bytes))
-            known = [most for text, archs, most in SPILLS if re.fullmatch(text, name) and re.fullmatch(archs, arch)]
-            assert 16 <= report.registers <= most, (arch, name, report)
-            assert report.spill_bytes <= max([spilt, *known]), (arch, name, report)
+            known = [few for text, archs, few in SPILLS if re.fullmatch(text, name) and re.fullmatch(archs, arch)]
+            assert 0 < report.registers <= most, (arch, name, report)
+            assert report.spill_bytes <= max(spilt, *known, 0), (arch, name, report)
             assert report.shared_bytes <= MOST_SHARED_BYTES, (arch, name, report)
