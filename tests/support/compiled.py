@@ -15,7 +15,7 @@ TYPES = [(HALF, FLOAT), (BFLOAT, BFLOAT), (HALF, HALF), (BFLOAT, FLOAT)]
 
 Budget = int | Callable[[KernelInstance], int]
 
-# Instances that spill nevertheless: a pattern of name and expression, architectures, most bytes. docs/gpus.md says why.
+# Instances that spill nevertheless: a pattern of name and expression, architectures, most bytes; as in docs/gpus.md.
 SPILLS = (
     (r"fused3s<.*, 256, 1, 2, 6, 1>", "sm_90", 40),
     (r"fused3s<.*, 256, 1, 2, 16, 1> .*", "sm_90", 8),
