@@ -137,7 +137,7 @@ def test_edge_by_edge(arch):
 
     def spill_bytes(spec):
         *_, dim, _, terms = spec.arguments
-        return 512 if terms & FEATURES and dim <= 8 else 0  # 16 features a lane
+        return 176 if terms & FEATURES and dim <= 8 else 0  # 16 features a lane
 
     check(backward, arch, 255, spill_bytes=spill_bytes)
 
