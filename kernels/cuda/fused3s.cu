@@ -203,7 +203,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
   static_assert((kTerms & kTypes) == 0, "types are fused3s_edges.cu's");
   constexpr bool kTransforms = kTerms & kExpression;
-  // Whether rows and number of keys are read again where they are needed: frees registers in the loop.
+  // Whether rows and number of keys are read again where they are needed: frees registers in the loop. Not on sm_90,
+  // whose code was measured without.
   constexpr bool kRereadsItem = kArch != 900 && kTerms != 0 && kWidth > 192;
   static_assert(sizeof(BlockPartial) <= kDimWarps * sizeof(Shared::ring[0]), "a partial fits the rings of a team");
   static_assert(sizeof(Shared::ring) % sizeof(Shared::records[0]) == 0, "record addresses by ^ and &");
@@ -313,6 +314,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
     ring.advance(gather, i);
   }
 
+  // Else the loop stores its opaque `lane` to local memory for each KV tile.
   if constexpr (kRereadsItem && kTerms & kKeyFeatures && kArch >= 1000) features.lane = threadIdx.x % kWarpSize;
   if constexpr (kTerms & kValueFeatures) features.add_to_output(rows.out, rows.sum[0]);
   if constexpr (kTerms & kDropout) scale_output(rows, p.dropout.rescale);

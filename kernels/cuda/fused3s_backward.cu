@@ -76,7 +76,8 @@ __device__ constexpr int max_backward_warps() {
       kArch != 900 || ScoreTerm<kIn, kTerms>::kRowSums + ScoreTerm<kIn, kTerms>::kColumnSums > 1;
   constexpr int kColumnWarps = kArch == 900 ? 12 : 8;
   if (kTerms & kExpression) return kWidth > 64 ? 8 : kColumns ? kColumnWarps : kTightTerm ? 12 : 16;
-  if (kIsWide<kIn>) return kWidth <= 16 ? 16 : kWidth <= 32 || (kIn == Element::kTF32 && !kColumns && kArch < 1200) ? 12 : 8;
+  constexpr bool kFewTerms = kIn == Element::kTF32 && !kColumns && kArch < 1200;
+  if (kIsWide<kIn>) return kWidth <= 16 ? 16 : kWidth <= 32 || kFewTerms ? 12 : 8;
   if (kWidth <= 64) return kColumns ? 12 : 16;
   if (kColumns || kDimWarps > 1) return 8;
   constexpr bool kTight = kArch != 900 || kTerms != 0;
