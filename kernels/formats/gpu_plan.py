@@ -23,6 +23,7 @@ from ..fragments import WARP_SIZE
 from ..runtime.jit import KernelInstance, get_kernel
 from ..runtime.launch import Launch, address_of, launch_all, next_waits
 from ..runtime.params import elements
+from ..tuning import MANY_BLOCKS
 from .gpu_csr import (
     GPUCSR,
     SORT_WARPS,
@@ -36,7 +37,6 @@ from .gpu_edges import slot_launch
 from .gpu_row_items import most_items_of, most_parts_of, row_launches
 from .schedule import (
     ITEM_WORDS,
-    MANY_BLOCKS,
     SCHEDULE_NUMBERS,
     TILE_WORDS,
     ScheduleForm,
