@@ -213,8 +213,8 @@ class SharedGraphsTask:
     def __init__(self, task: GraphsTask, group: Group) -> None:
         if any(isinstance(layer, nn.BatchNorm1d) for layer in task.model.modules()):
             raise ValueError(
-                "model.norm = 'batch' or model.random_walk on several ranks: batch norm would have statistics of one "
-                "rank's graphs; use 'layer' and 0"
+                "model.norm = 'batch' on several ranks, or model.random_walk, which is normalised, too: the statistics "
+                "would be of one rank's graphs; use 'layer' and 0"
             )
         if isinstance(task, NodesOfGraphsTask):
             raise ValueError("nodes of a collection of graphs on several ranks: train on one process")

@@ -63,9 +63,10 @@ class SmilesTable(OfficialSource):
 
     def load(self, root: Path, selection: Selection) -> RawGraph:
         kept = self.kept(root)
-        with made_once(kept) as unfinished:
-            if unfinished is not None:
-                np.savez_compressed(unfinished, **self._converted(self.table(root), kept))
+        if not kept.is_file():
+            with made_once(kept) as unfinished:
+                if unfinished is not None:
+                    np.savez_compressed(unfinished, **self._converted(self.table(root), kept))
         with reading(kept):
             with np.load(kept, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}

@@ -20,6 +20,7 @@ def random_graphs(seed, directed):
         source, target = (torch.from_numpy(ends) for ends in np.nonzero(pairs))
         graph = import_dgl().graph((source, target), num_nodes=size, idtype=torch.int32)
         graph.ndata["feat"] = torch.from_numpy(rng.integers(0, 300 if directed else 9, (size, 3)))
+        graph.ndata["random_walk"] = torch.randn(size, 4)
         graph.edata["feat"] = torch.randn(graph.num_edges(), 2)
         graphs.append(graph)
     return graphs
@@ -49,6 +50,7 @@ def assert_is_batch(found, graphs):
     assert edges == sorted(edges)
     assert dict(zip(edges, found.edge_features.tolist(), strict=True)) == edges_of(expected)
     assert torch.equal(found.features.cpu().long(), expected.ndata["feat"])
+    assert torch.equal(found.random_walk.cpu(), expected.ndata["random_walk"])
     sizes = expected.batch_num_nodes()
     assert torch.equal(found.graph_starts.cpu(), sizes.cumsum(0) - sizes)
 
@@ -112,7 +114,7 @@ def test_picked_graphs_are_dgls_batch_of_them(monkeypatch, directed, kept_share,
     batches = CsrBatches(loaded_from(graphs, "graph"), 4, torch.device(device))
     for ids in ([7, 0, 3, 0], [5], range(10)):
         found = batches.picked(np.array(ids))
-        assert {array.device.type for array in vars(found).values()} == {device}
+        assert {array.device.type for array in vars(found).values() if array is not None} == {device}
         assert_is_batch(found, [graphs[i] for i in ids])
 
 
@@ -137,9 +139,14 @@ def test_padded_batches_are_dgls_batch_of_their_graphs_and_padding(directed, dev
         edges = list(zip(rows.tolist(), found.col[:num_edges].tolist(), strict=True))
         assert edges == sorted(edges)
         if ids:
-            assert set(edges) == edges_of(expected).keys()
+            features = found.edge_features[:num_edges].tolist()
+            assert dict(zip(edges, features, strict=True)) == edges_of(expected)
             assert torch.equal(found.features[:num_rows].cpu().long(), expected.ndata["feat"])
-        assert not found.features[num_rows:].any()
+            assert torch.equal(found.random_walk[:num_rows].cpu(), expected.ndata["random_walk"])
+            assert found.row_weights[:num_rows].tolist() == pytest.approx([1 / num_rows] * num_rows)
+        for of_rows in (found.features, found.random_walk, found.row_weights):
+            assert len(of_rows) == size.rows
+            assert not of_rows[num_rows:].any()
         sizes = found.graph_starts.new_tensor([graphs[i].num_nodes() for i in ids])
         ends = [*found.graph_starts[1:].tolist(), size.rows]
         assert torch.equal(found.graph_starts[: len(ids)], sizes.cumsum(0) - sizes)
