@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data import LoadedGraph
 from data.atomic import replacing
+from training.metrics import OF_TARGETS
 
 SUFFIXES = (".csv", ".npy", ".npz", ".pt")
 
@@ -70,7 +71,8 @@ def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph, forms: Seque
     elif path.suffix == ".npz":
         np.savez(content, **found, **_about(rows, len(logits)))
     else:
-        _table(found, _about(rows, len(logits))).to_csv(content, index=False, lineterminator="\n")
+        output = "prediction" if rows.metric in OF_TARGETS else "logit"
+        _table(found, _about(rows, len(logits)), output).to_csv(content, index=False, lineterminator="\n")
     with replacing(path) as unfinished:
         unfinished.write_bytes(content.getbuffer())
 
@@ -89,8 +91,8 @@ def _about(rows: LoadedGraph, count: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _table(found: dict[str, np.ndarray], about: dict[str, np.ndarray]) -> pd.DataFrame:
-    """Columns "node", "graph" or both, then "label", "class", "softmax_0", ..., "logit_0", ..."""
+def _table(found: dict[str, np.ndarray], about: dict[str, np.ndarray], output: str) -> pd.DataFrame:
+    """Columns "node", "graph" or both, then "label", "class", "softmax_0", ..., and `output` with "_0", ..."""
     columns: dict[str, np.ndarray] = {}
     graphs, counts = about.get("graph_ids"), about.get("node_counts")
     if graphs is not None:
@@ -99,7 +101,7 @@ def _table(found: dict[str, np.ndarray], about: dict[str, np.ndarray]) -> pd.Dat
         columns["node"] = np.concatenate([np.arange(count) for count in counts])
     if "node_ids" in about:
         columns["node"] = about["node_ids"]
-    singular = {"labels": "label", "classes": "class", "softmax": "softmax", "logits": "logit"}
+    singular = {"labels": "label", "classes": "class", "softmax": "softmax", "logits": output}
     for form, name in singular.items():
         values = found.get(form, about.get(form))
         if values is None:

@@ -118,3 +118,11 @@ def test_a_place_that_cannot_be_written_is_found_before_the_run(tmp_path, place)
         check_predictions_path(tmp_path / place)
     check_folder("--output", tmp_path / "new" / "folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.npy"]
+
+
+def test_predictions_of_regression_are_no_logits(tmp_path):
+    targets = rows(metric="rmse", labels=torch.arange(5.0)[:, None])
+    save_predictions(tmp_path / "o.csv", LOGITS[:, :1], targets)
+    lines = (tmp_path / "o.csv").read_text().splitlines()
+    assert lines[0] == "graph,label_0,prediction_0"
+    assert [float(cell) for cell in lines[3].split(",")] == pytest.approx([2, 2, LOGITS[2, 0].item()])
