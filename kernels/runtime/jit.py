@@ -7,11 +7,13 @@ ptxas: registers and spills.
 
 import ctypes
 import logging
+import os
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -22,6 +24,7 @@ import torch
 
 from ..errors import KernelCompileError
 from . import debug
+from .kernel_cache import import_cupy
 from .params import ParamsLayout, params_layout
 from .source import read_source
 
@@ -167,12 +170,13 @@ class Kernel:
     function: Any
 
 
-_lock = threading.Lock()
-_kernels: dict[tuple[KernelInstance, int], Kernel] = {}
+_kernels: dict[tuple[KernelInstance, int], Kernel] = {}  # the dictionary that launches read
+_futures: dict[tuple[KernelInstance, int], Future[Kernel]] = {}  # of all compilations that did not fail
+_lock = threading.Lock()  # of `_futures`, never held while compiling
 
 
 def get_kernel(instance: KernelInstance, device_index: int) -> Kernel:
-    """An instance on a GPU, compiled and loaded on first use.
+    """An instance on a GPU, compiled and loaded on first use; waits if another thread compiles it.
 
     Raises:
         KernelCompileError: NVRTC refused the source.
@@ -180,11 +184,39 @@ def get_kernel(instance: KernelInstance, device_index: int) -> Kernel:
     """
     kernel = _kernels.get((instance, device_index))
     if kernel is None:
-        with _lock:
-            kernel = _kernels.get((instance, device_index))
-            if kernel is None:
-                kernel = _kernels[instance, device_index] = _load(instance, device_index)
+        future = _compilation(instance, device_index)
+        try:
+            kernel = _kernels[instance, device_index] = future.result()
+        except BaseException:
+            with _lock:  # the next call tries again
+                _futures.pop((instance, device_index), None)
+            raise
     return kernel
+
+
+def compile_ahead(instances: Iterable[KernelInstance], device_index: int) -> None:
+    """Start to compile instances side by side, in the order in which they are needed, and return at once. NVRTC works
+    outside of Python's lock. `get_kernel` waits for an instance, and raises its error."""
+    missing = [each for each in dict.fromkeys(instances) if (each, device_index) not in _kernels]
+    if len(missing) > 1:
+        pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), "fused3s-compile")
+        for each in missing:
+            pool.submit(_compilation, each, device_index)
+        pool.shutdown(wait=False)  # its threads end with the last instance
+
+
+def _compilation(instance: KernelInstance, device_index: int) -> Future[Kernel]:
+    """The compilation of an instance, by this thread unless another one has begun it."""
+    with _lock:
+        future = _futures.get((instance, device_index))
+        if future is not None:
+            return future
+        future = _futures[instance, device_index] = Future()
+    try:
+        future.set_result(_load(instance, device_index))
+    except BaseException as error:  # also Ctrl-C: other threads wait for the result
+        future.set_exception(error)
+    return future
 
 
 @lru_cache
@@ -203,6 +235,7 @@ def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | No
 def _load(instance: KernelInstance, device_index: int) -> Kernel:
     logger.info("compiling %s (on first use; CuPy keeps the result on disk)", instance.name)
     start = time.perf_counter()
+    import_cupy().cuda.runtime.setDevice(device_index)  # a new thread has no context until this call
     exported = [instance.sizes_name] if instance.exports_sizes else []
     with _device(device_index):
         module = _compile(instance, [instance.name, *exported], instance.name)
@@ -222,16 +255,12 @@ def _load(instance: KernelInstance, device_index: int) -> Kernel:
 
 
 def _device(device_index: int | None) -> Any:
-    import cupy
-
-    return cupy.cuda.Device(device_index)
+    return import_cupy().cuda.Device(device_index)
 
 
 def _compile(instance: KernelInstance, names: Sequence[str], what: str) -> Any:
     """CuPy module with `names` from the instance's source, loaded on the current GPU."""
-    import cupy
-
-    source = read_source(instance.source, instance.score)
+    cupy, source = import_cupy(), read_source(instance.source, instance.score)
     # CuPy also passes the GPU's plain architecture; NVRTC uses the more specific one.
     options = (*OPTIONS, f"--gpu-architecture={instance.arch}") if instance.arch else OPTIONS
     try:
@@ -270,9 +299,7 @@ def compile_ptxas(instances: Sequence[KernelInstance], arch: str) -> dict[Kernel
     Raises:
         KernelCompileError: NVRTC refused the source.
     """
-    from cupy.cuda import nvrtc
-
-    source = read_source(instances[0].source, instances[0].score)
+    nvrtc, source = import_cupy().cuda.nvrtc, read_source(instances[0].source, instances[0].score)
     program = nvrtc.createProgram(source, Path(instances[0].source).name, [], [])
     try:
         for instance in instances:

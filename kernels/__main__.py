@@ -1,0 +1,68 @@
+"""`python -m fused3s`: versions, GPUs and backends, to paste into an issue."""
+
+import ctypes
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from . import __file__ as package_file
+from . import __version__, list_backends
+from .runtime.kernel_cache import cache_folder, import_cupy, keeps_nothing, write_error
+
+OTHERS = "numpy", "torch-geometric", "dgl"
+
+
+def lines() -> Iterator[str]:
+    yield f"fused3s {__version__}: {package_file}"
+    yield f"Python {platform.python_version()}, {platform.platform()}"
+    yield f"torch {torch.__version__}, " + (f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA")
+    yield ", ".join(each for each in map(installed, OTHERS) if each)
+    yield f"driver {driver_version()}"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(count):
+        gpu = torch.cuda.get_device_properties(index)
+        memory = gpu.total_memory / (1 << 30)
+        yield f"GPU {index}: {gpu.name}, compute capability {gpu.major}.{gpu.minor}, {memory:.0f} GiB"
+    if not count:
+        yield "GPU: torch finds none"
+    folder = cache_folder()  # before `import_cupy`, which may change it
+    error = write_error(folder)
+    yield cupy_versions()
+    kept = "not used: CUPY_CACHE_IN_MEMORY is 1" if keeps_nothing() and not error else "can be written"
+    yield f"kernel cache {folder}: {f'cannot be written: {error}' if error else kept}"
+    for name, backend in list_backends().items():
+        yield f"backend {name}: {backend.unavailable or 'runs'}"
+
+
+def installed(name: str) -> str | None:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return None
+
+
+def driver_version() -> str:
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return "not found"
+    text = ctypes.create_string_buffer(80)
+    if error := nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, len(text)):
+        return f"unknown: NVML error {error}"
+    return text.value.decode()
+
+
+def cupy_versions() -> str:
+    """Versions of CuPy and of NVRTC; any error, since a broken installation is what the text is to show."""
+    try:
+        cupy = import_cupy()
+        nvrtc = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+    except Exception as error:
+        return f"CuPy: {type(error).__name__}: {error}"
+    return f"CuPy {cupy.__version__}, NVRTC {nvrtc}"
+
+
+if __name__ == "__main__":
+    print(*lines(), sep="\n")
