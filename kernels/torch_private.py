@@ -46,8 +46,15 @@ functorch_active = needed(torch._C, "_are_functorch_transforms_active")
 # Number of active torch dispatch modes, such as a FakeTensorMode and make_fx.
 dispatch_modes = needed(torch._C, "_len_torch_dispatch_stack")
 
-# Whether a hook of all modules is registered.
-has_global_hooks = needed(nn_module, "_has_any_global_hook")
+_GLOBAL_HOOKS = "_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks"
+
+
+def _any_global_hook() -> bool:
+    return any(getattr(nn_module, name) for name in _GLOBAL_HOOKS)
+
+
+# Whether a hook of all modules is registered; torch before 2.7 has no function for it.
+has_global_hooks = getattr(nn_module, "_has_any_global_hook", _any_global_hook)
 
 needed(forward_ad, "_current_level")  # -1 outside of `dual_level`; it changes, so that it is read at each call
 
