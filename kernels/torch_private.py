@@ -46,11 +46,11 @@ functorch_active = needed(torch._C, "_are_functorch_transforms_active")
 # Number of active torch dispatch modes, such as a FakeTensorMode and make_fx.
 dispatch_modes = needed(torch._C, "_len_torch_dispatch_stack")
 
-_GLOBAL_HOOKS = "_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_hooks", "_global_forward_pre_hooks"
-
 
 def _any_global_hook() -> bool:
-    return any(getattr(nn_module, name) for name in _GLOBAL_HOOKS)
+    return any(
+        getattr(nn_module, f"_global_{which}_hooks") for which in ("backward_pre", "backward", "forward_pre", "forward")
+    )
 
 
 # Whether a hook of all modules is registered; torch before 2.7 has no function for it.

@@ -12,7 +12,7 @@ from torch_geometric.nn import Sequential
 import fused3s
 from fused3s.nn import TransformerConv
 
-FOLDERS = "baselines bench configs data dense inference kernels models parallel report results scripts training".split()
+FOLDERS = ("baselines", "bench", "configs", "data", "dense", "inference", "kernels", "models", "parallel", "report")
 NODES, DIM, CLASSES = 120, 32, 3
 
 
@@ -23,7 +23,7 @@ def random_mask(generator: torch.Generator) -> torch.Tensor:
 
 
 def check_package() -> None:
-    for name in FOLDERS:
+    for name in (*FOLDERS, "results", "scripts", "training"):
         assert importlib.util.find_spec(name) is None, f"the wheel installs a package named {name}"
     assert any((fused3s.runtime.source.CUDA_FOLDER / "ptx").iterdir()), "the wheel has no CUDA sources"
 

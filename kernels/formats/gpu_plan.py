@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -31,9 +32,10 @@ from .gpu_csr import (
     PlanNumber,
     allocate,
     blocks_of,
+    csr_instances,
 )
-from .gpu_edges import slot_launch
-from .gpu_row_items import most_items_of, most_parts_of, row_launches
+from .gpu_edges import PLAN_EDGES, slot_launch
+from .gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS, most_items_of, most_parts_of, row_launches
 from .schedule import (
     ITEM_WORDS,
     MANY_BLOCKS,
@@ -86,6 +88,29 @@ class PlanForm:
     def tile_sides(self) -> int:
         """Number of patterns with KV tiles: 0, 1 (A) or 2 (A and A^T)."""
         return 0 if not self.schedules else 1 + any(each.of_transpose for each in self.schedules)
+
+
+class PlanKernels(NamedTuple):
+    """Which kernels fill a plan.
+
+    Attributes:
+        wide, is_csr: ids of the source of int64, of a CSR; None if the plan shares a filled CSR.
+        transposes, tiles, row_items, slots: whether it has A^T, KV tiles, row items, slots.
+    """
+
+    wide: bool | None
+    is_csr: bool | None
+    transposes: bool
+    tiles: bool
+    row_items: bool
+    slots: bool
+
+    def instances(self) -> list[KernelInstance]:
+        """Those that take long to compile come first."""
+        found = [WRITE_TILES, PLAN_SCHEDULE, COUNT_TILES, PLAN_ITEMS] if self.tiles else []
+        found += [] if self.wide is None else csr_instances(self.wide, self.is_csr, self.transposes)
+        found += [PLAN_PARTS, PLAN_WHOLE_ROWS] if self.row_items else []
+        return [*found, PLAN_EDGES] if self.slots else found
 
 
 class GPUPlan:
@@ -152,6 +177,12 @@ class GPUPlan:
     def numbers(self) -> torch.Tensor:
         """[PlanNumber.COUNTS] int64."""
         return self.csr.numbers
+
+    def kernels(self, source: EdgeSource) -> PlanKernels:
+        """The kernels of `fill`."""
+        ids = (None, None) if self._has_csr else (source.ids.dtype == torch.int64, source.offsets is not None)
+        form = self.form
+        return PlanKernels(*ids, form.transposes, bool(form.schedules), form.part_edges > 0, self.slots is not None)
 
     def fill(self, source: EdgeSource, row_ids: torch.Tensor | None = None) -> None:
         """Queue the kernels on torch's current stream.

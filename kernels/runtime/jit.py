@@ -170,51 +170,64 @@ class Kernel:
     function: Any
 
 
-_kernels: dict[tuple[KernelInstance, int], Kernel] = {}  # the dictionary that launches read
-_futures: dict[tuple[KernelInstance, int], Future[Kernel]] = {}  # of all compilations that did not fail
-_lock = threading.Lock()  # of `_futures`, never held while compiling
+_Key = tuple[KernelInstance, int]
+_kernels: dict[_Key, Kernel] = {}
+_compilations: dict[_Key, Future[Kernel]] = {}  # begun and not collected by `get_kernel`
+_lock = threading.Lock()  # of both, not held while compiling
 
 
 def get_kernel(instance: KernelInstance, device_index: int) -> Kernel:
-    """An instance on a GPU, compiled and loaded on first use; waits if another thread compiles it.
+    """An instance on a GPU, compiled and loaded on first use, or by `compile_ahead`, which it waits for.
 
     Raises:
         KernelCompileError: NVRTC refused the source.
         ValueError: it needs more shared memory than the GPU has.
     """
-    kernel = _kernels.get((instance, device_index))
+    key = instance, device_index
+    kernel = _kernels.get(key)
     if kernel is None:
-        future = _compilation(instance, device_index)
+        compilation = _compilation(key)
         try:
-            kernel = _kernels[instance, device_index] = future.result()
-        except BaseException:
-            with _lock:  # the next call tries again
-                _futures.pop((instance, device_index), None)
-            raise
+            kernel = compilation.result()
+        finally:
+            with _lock:  # after an error the next call tries again
+                _compilations.pop(key, None)
     return kernel
 
 
 def compile_ahead(instances: Iterable[KernelInstance], device_index: int) -> None:
-    """Start to compile instances side by side, in the order in which they are needed, and return at once. NVRTC works
-    outside of Python's lock. `get_kernel` waits for an instance, and raises its error."""
-    missing = [each for each in dict.fromkeys(instances) if (each, device_index) not in _kernels]
-    if len(missing) > 1:
-        pool = ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1), "fused3s-compile")
-        for each in missing:
-            pool.submit(_compilation, each, device_index)
-        pool.shutdown(wait=False)  # its threads end with the last instance
+    """Begin to compile instances side by side, in this order, and return at once. `get_kernel` raises their errors."""
+    keys = [(each, device_index) for each in dict.fromkeys(instances)]
+    keys = [key for key in keys if key not in _kernels and key not in _compilations]
+    if keys:
+        import_cupy()
+        pool = ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1), "fused3s-compile")
+        for key in keys:
+            pool.submit(_compile_in_thread, key)
+        pool.shutdown(wait=False)  # its threads end after the last instance
 
 
-def _compilation(instance: KernelInstance, device_index: int) -> Future[Kernel]:
-    """The compilation of an instance, by this thread unless another one has begun it."""
+def _compile_in_thread(key: _Key) -> None:
+    from cupy.cuda import runtime
+
+    runtime.setDevice(key[1])  # creates the thread's context
+    _compilation(key)
+
+
+def _compilation(key: _Key) -> Future[Kernel]:
+    """The compilation of an instance, done by this thread unless another one has begun it."""
     with _lock:
-        future = _futures.get((instance, device_index))
+        future = _compilations.get(key)
         if future is not None:
             return future
-        future = _futures[instance, device_index] = Future()
+        future = _compilations[key] = Future()
+        if key in _kernels:
+            future.set_result(_kernels[key])
+            return future
     try:
-        future.set_result(_load(instance, device_index))
-    except BaseException as error:  # also Ctrl-C: other threads wait for the result
+        _kernels[key] = kernel = _load(*key)
+        future.set_result(kernel)
+    except BaseException as error:  # also Ctrl-C: other threads wait
         future.set_exception(error)
     return future
 
@@ -235,7 +248,6 @@ def instance_sizes(instances: tuple[KernelInstance, ...], device_index: int | No
 def _load(instance: KernelInstance, device_index: int) -> Kernel:
     logger.info("compiling %s (on first use; CuPy keeps the result on disk)", instance.name)
     start = time.perf_counter()
-    import_cupy().cuda.runtime.setDevice(device_index)  # a new thread has no context until this call
     exported = [instance.sizes_name] if instance.exports_sizes else []
     with _device(device_index):
         module = _compile(instance, [instance.name, *exported], instance.name)
