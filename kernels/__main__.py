@@ -4,6 +4,7 @@ import ctypes
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import torch
 
@@ -27,11 +28,11 @@ def lines() -> Iterator[str]:
         yield f"GPU {index}: {gpu.name}, compute capability {gpu.major}.{gpu.minor}, {memory:.0f} GiB"
     if not count:
         yield "GPU: torch finds none"
-    folder = cache_folder()  # before `import_cupy`, which may change it
-    error = write_error(folder)
-    yield cupy_versions()
-    kept = "not used: CUPY_CACHE_IN_MEMORY is 1" if keeps_nothing() and not error else "can be written"
-    yield f"kernel cache {folder}: {f'cannot be written: {error}' if error else kept}"
+    if find_spec("cupy") is None:
+        yield "CuPy: not installed"
+    else:
+        yield f"kernel cache {cache_state()}"  # before `import_cupy`, which changes it
+        yield cupy_versions()
     for name, backend in list_backends().items():
         yield f"backend {name}: {backend.unavailable or 'runs'}"
 
@@ -52,6 +53,14 @@ def driver_version() -> str:
     if error := nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, len(text)):
         return f"unknown: NVML error {error}"
     return text.value.decode()
+
+
+def cache_state() -> str:
+    folder = cache_folder()
+    if keeps_nothing():
+        return "in memory: CUPY_CACHE_IN_MEMORY is 1"
+    error = write_error(folder)
+    return f"{folder}, " + (f"which cannot be written: {error.strerror}" if error else "which can be written")
 
 
 def cupy_versions() -> str:
