@@ -3,7 +3,9 @@
 CUDA ?= 13
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+EXTRAS ?=
 BIN := .venv/bin
+comma := ,
 CONFIG ?= configs/infer/cora.yaml
 TRAIN_CONFIG ?= configs/train/cora.yaml
 FIGURES ?= all
@@ -17,14 +19,14 @@ TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, PYTHON=/path/to/python)
+setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, PYTHON=/path/to/python, EXTRAS=metis)
 
 .venv/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
 	@echo "installing into .venv what pyproject.toml pins: PyTorch, CuPy for CUDA $(CUDA), DGL, PyG, ogb and tools;"
 	@echo "about 6 GB, a few minutes of download"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),clone,dev,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),clone,dev,docs$(EXTRAS:%=$(comma)%)]'
 	@touch $@
 
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
