@@ -2,7 +2,7 @@
 clone, beside the newest and the oldest PyTorch."""
 
 import importlib.util
-import sys
+import runpy
 
 import torch
 from torch.nn import functional
@@ -12,7 +12,7 @@ from torch_geometric.nn import Sequential
 import fused3s
 from fused3s.nn import TransformerConv
 
-FOLDERS = ("baselines", "bench", "configs", "data", "dense", "inference", "kernels", "models", "parallel", "report")
+FOLDERS = ("baselines", "bench", "configs", "data", "dense", "examples", "inference", "kernels", "models", "parallel")
 NODES, DIM, CLASSES = 120, 32, 3
 
 
@@ -23,7 +23,7 @@ def random_mask(generator: torch.Generator) -> torch.Tensor:
 
 
 def check_package() -> None:
-    for name in (*FOLDERS, "results", "scripts", "training"):
+    for name in (*FOLDERS, "report", "results", "scripts", "training"):
         assert importlib.util.find_spec(name) is None, f"the wheel installs a package named {name}"
     assert any((fused3s.runtime.source.CUDA_FOLDER / "ptx").iterdir()), "the wheel has no CUDA sources"
 
@@ -67,6 +67,6 @@ def check_training() -> float:
 
 
 check_package()
+runpy.run_module("fused3s", run_name="__main__")
 errors = [check_attention(compiled) for compiled in (False, True)]
-print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {fused3s.__file__}")
 print(f"largest error {max(errors):.1e}, accuracy in training {check_training():.2f}")
