@@ -4,8 +4,10 @@ import threading
 import time
 
 import pytest
+import torch
 
-from fused3s import KernelCompileError
+from fused3s import KernelCompileError, plan_attention, sparse_attention
+from fused3s.backends import fused3s_planning
 from fused3s.runtime import jit
 from fused3s.runtime.jit import KernelInstance, compile_ahead, get_kernel
 
@@ -99,3 +101,26 @@ def test_an_error_reaches_the_caller_and_the_next_call_tries_again(compiled):
         get_kernel(ONE, 0)
     assert get_kernel(ONE, 0) == "one"
     assert sorted(each.function for each, _ in calls) == ["one", "one", "two"]
+
+
+@pytest.mark.gpu
+def test_gpu_first_plan_compiles_side_by_side(monkeypatch):
+    threads, load = set(), jit._load
+
+    def noted(instance, device_index):
+        threads.add(threading.current_thread())
+        return load(instance, device_index)
+
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
+    monkeypatch.setattr(jit, "_load", noted)
+    monkeypatch.setattr(jit, "_kernels", {})
+    monkeypatch.setattr(fused3s_planning, "_begun", set())
+    edge_index = torch.randint(200, (2, 2000), device="cuda")
+    q, k, v = (torch.randn(200, 64, device="cuda", dtype=torch.float16, requires_grad=True) for _ in "qkv")
+    plan = plan_attention(edge_index, shape=(200, 200), dtype=torch.float16, head_dim=64, backward=True)
+    compiled = set(jit._kernels)
+    assert len(threads) > 1
+    plan(q, k, v).sum().backward()
+    assert set(jit._kernels) == compiled
+    expected = sparse_attention(q, k, v, edge_index, shape=(200, 200), backend="reference")
+    torch.testing.assert_close(plan(q, k, v), expected, rtol=2e-3, atol=2e-3)
