@@ -15,11 +15,11 @@ from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor
 from ..formats.edge_list import EdgeList
 from ..formats.gpu_csr import COUNTS, MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource, PlanNumber
-from ..formats.gpu_plan import COUNT_TILES, GPUPlan, PlanForm, PlanKernels
+from ..formats.gpu_plan import COUNT_TILES, GPUPlan, PlanForm
 from ..formats.grouped_graph import check_graph
 from ..formats.schedule import ScheduleForm, most_tiles_of, windows_of
 from ..runtime.device import gpu_limits
-from ..runtime.jit import KernelInstance, compile_ahead
+from ..runtime.jit import KernelInstance
 from ..runtime.launch import next_waits, stream_handle
 from ..runtime.readback import Readback
 from ..runtime.semaphores import is_capturing
@@ -37,7 +37,6 @@ COMPACTED_EDGES = 1 << 16  # of graphs whose plan has memory to free: copies of 
 Graph = BSB | CSRPattern | EdgeList
 ForwardSchedule = Callable[[int], ScheduleForm]  # argument: upper bound of the KV tiles (`most_tiles_of`)
 CallInstances = Callable[[Fused3SData], list[KernelInstance]]  # kernels of the calls of a plan
-_begun: set[tuple[PlanKernels, int]] = set()  # kernels of plans, and GPUs
 
 
 def plan_graph(
@@ -82,23 +81,15 @@ def queue_plan(
     form, csr = form_of(size, device, inputs, forward), None
     if form is None and not _captures(device):
         sorted_edges = GPUPlan(PlanForm(graph.shape, size.num_edges, inputs.backward, (), 0, inputs.edge_data), device)
-        _compile_ahead(sorted_edges, source, lambda: [COUNT_TILES])
+        sorted_edges.compile_ahead(source, lambda: [COUNT_TILES])
         sorted_edges.fill(source, rows)
         size, csr = replace(size, num_tiles=sorted_edges.count_tiles()), sorted_edges.csr
         form = form_of(size, device, inputs, forward)
     form = form or _form_by_edge(size, device, inputs, forward)
     made = MadePlan(GPUPlan(form, device, csr), size, row_ids, graph)
-    _compile_ahead(made.plan, source, lambda: calls(made.bounded))
+    made.plan.compile_ahead(source, lambda: calls(made.bounded))
     made.plan.fill(source, rows)
     return made
-
-
-def _compile_ahead(plan: GPUPlan, source: EdgeSource, others: Callable[[], list[KernelInstance]]) -> None:
-    """Begin to compile the kernels of a plan and others side by side, once per process."""
-    kernels = plan.kernels(source), plan.device.index
-    if kernels not in _begun and plan.device.type == "cuda" and not _captures(plan.device):
-        _begun.add(kernels)
-        compile_ahead([*kernels[0].instances(), *others()], plan.device.index)
 
 
 def make_room(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> "MadePlan":

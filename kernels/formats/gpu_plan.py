@@ -12,7 +12,7 @@ The host does not wait: arrays have upper-bound sizes, and items after the last 
 be refilled with another graph, also inside a CUDA graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,9 +21,10 @@ from typing import NamedTuple
 import torch
 
 from ..fragments import WARP_SIZE
-from ..runtime.jit import KernelInstance, get_kernel
+from ..runtime.jit import KernelInstance, compile_ahead, get_kernel
 from ..runtime.launch import Launch, address_of, launch_all, next_waits
 from ..runtime.params import elements
+from ..runtime.semaphores import is_capturing
 from .gpu_csr import (
     GPUCSR,
     SORT_WARPS,
@@ -113,6 +114,9 @@ class PlanKernels(NamedTuple):
         return [*found, PLAN_EDGES] if self.slots else found
 
 
+_begun: set[tuple[PlanKernels, int]] = set()  # kernels of plans, and GPUs
+
+
 class GPUPlan:
     """Memory of a plan, and the kernels that fill it.
 
@@ -184,6 +188,13 @@ class GPUPlan:
         form = self.form
         return PlanKernels(*ids, form.transposes, bool(form.schedules), form.part_edges > 0, self.slots is not None)
 
+    def compile_ahead(self, source: EdgeSource, others: Callable[[], list[KernelInstance]] = list) -> None:
+        """Begin to compile the kernels of `fill`, and others beside them; once per process for the same kernels."""
+        kernels = self.kernels(source), self.device.index
+        if kernels not in _begun and self.device.type == "cuda" and not is_capturing(self.device):
+            _begun.add(kernels)
+            compile_ahead([*kernels[0].instances(), *others()], self.device.index)
+
     def fill(self, source: EdgeSource, row_ids: torch.Tensor | None = None) -> None:
         """Queue the kernels on torch's current stream.
 
@@ -191,6 +202,7 @@ class GPUPlan:
             source: up to `form.most_edges` edges; only read by the queued kernels.
             row_ids: [num_rows] int32, row of query and output of each row of A; None for natural order.
         """
+        self.compile_ahead(source)
         form, csr, index, windows = self.form, self.csr, self.device.index, self._windows
         edges, shape, num_schedules, item_sides = form.most_edges, form.shape, len(form.schedules), len(self._items)
         most_blocks = most_windows = words = 0

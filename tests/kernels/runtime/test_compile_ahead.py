@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fused3s import KernelCompileError, plan_attention, sparse_attention
-from fused3s.backends import fused3s_planning
+from fused3s.formats import gpu_plan
 from fused3s.runtime import jit
 from fused3s.runtime.jit import KernelInstance, compile_ahead, get_kernel
 
@@ -114,7 +114,7 @@ def test_gpu_first_plan_compiles_side_by_side(monkeypatch):
     monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
     monkeypatch.setattr(jit, "_load", noted)
     monkeypatch.setattr(jit, "_kernels", {})
-    monkeypatch.setattr(fused3s_planning, "_begun", set())
+    monkeypatch.setattr(gpu_plan, "_begun", set())
     edge_index = torch.randint(200, (2, 2000), device="cuda")
     q, k, v = (torch.randn(200, 64, device="cuda", dtype=torch.float16, requires_grad=True) for _ in "qkv")
     plan = plan_attention(edge_index, shape=(200, 200), dtype=torch.float16, head_dim=64, backward=True)
