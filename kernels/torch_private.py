@@ -26,7 +26,7 @@ def needed(owner: Any, name: str) -> Any:
     except AttributeError:
         raise ImportError(
             f"torch {torch.__version__}: has no {owner.__name__}.{name}, which this library needs; "
-            "use torch 2.6 to 2.13"
+            "use torch 2.6 to 2.15"
         ) from None
 
 

@@ -32,6 +32,7 @@ from models.embedding import pack_embedding
 from models.fast_ends import embed_in_training, readout_in_training
 from models.fast_training import DenseBlock, FusedTraining, successive_blocks, weights_of
 from models.graph_inputs import GraphInputs
+from models.graph_model import GraphModel
 from models.graph_transformer import Block, GraphTransformer, mlp
 from models.separate_rows import separate_rows_unavailable
 from models.weight_copies import CopiedModules
@@ -101,9 +102,7 @@ class Dense:
             )
 
 
-def choose_dense(
-    model: GraphTransformer, requested: Literal["auto"] | DensePath = "auto", *, is_long: bool = False
-) -> Dense:
+def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "auto", *, is_long: bool = False) -> Dense:
     """Prepare the non-attention layers of a model that has its final device, dtype and weights.
 
     Args:
@@ -129,17 +128,15 @@ def choose_dense(
     return Dense("fused" if is_fused else "compiled", why, forward, copied)
 
 
-def begin_dense(model: GraphTransformer, requested: Literal["auto"] | DensePath) -> None:
+def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> None:
     """Begin to compile the kernels that `choose_dense` will need, beside those of a plan."""
     if requested in ("auto", "fused") and not fused_unavailable(model):
-        dim, have_next = (
-            model.blocks[0].qkv.in_features,
-            [following is not None for _, following in successive_blocks(model)],
-        )
-        compile_ahead([block_instance(model.dtype, dim, has_next) for has_next in have_next], model.device.index)
+        dim, pairs = model.blocks[0].qkv.in_features, successive_blocks(model)
+        instances = [block_instance(model.dtype, dim, following is not None) for _, following in pairs]
+        compile_ahead(instances, model.device.index)
 
 
-def training_path(model: GraphTransformer, requested: Literal["auto"] | DensePath) -> DensePath:
+def training_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> DensePath:
     """The path of a training step; "auto" compiles where that pays, since a training is long."""
     if requested != "auto":
         return requested
@@ -148,18 +145,17 @@ def training_path(model: GraphTransformer, requested: Literal["auto"] | DensePat
     return "compiled" if compiling_pays(model) else "plain"
 
 
-def compiling_pays(model: GraphTransformer) -> bool:
-    """Whether the model is on a GPU without the kernel of the dense block, and torch.compile finds what it needs.
-
-    Triton calls a C compiler, which images that only run programs lack.
-    """
-    if model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) == CAPABILITY:
+def compiling_pays(model: GraphModel) -> bool:
+    """Whether a Graph Transformer is on a GPU without the kernel of the dense block, and torch.compile finds what it
+    needs: Triton calls a C compiler, which images that only run programs lack."""
+    is_on_gpu = isinstance(model, GraphTransformer) and model.device.type == "cuda"
+    if not is_on_gpu or torch.cuda.get_device_capability(model.device) == CAPABILITY:
         return False
     has_compiler = os.environ.get("CC") or which("gcc") or which("clang")
     return bool(has_compiler) and find_spec("triton") is not None
 
 
-def training_forward(model: GraphTransformer, path: DensePath, *, dynamic: bool = False) -> Forward:
+def training_forward(model: GraphModel, path: DensePath, *, dynamic: bool = False) -> Forward:
     """The forward pass in training and evaluation, which reads the current weights.
 
     Args:
@@ -175,8 +171,10 @@ def training_forward(model: GraphTransformer, path: DensePath, *, dynamic: bool 
     return FastForward(model, partial(embed_in_training, model), FusedTraining(model).begin, readout)
 
 
-def fused_unavailable(model: GraphTransformer, *, training: bool = False) -> str | None:
+def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | None:
     """Why the fused path cannot run this model; None if it can."""
+    if not isinstance(model, GraphTransformer):
+        return f"it is of the Graph Transformer's blocks, and the model is a {type(model).__name__}"
     norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
     if not isinstance(norm, nn.LayerNorm):
         return f"it takes LayerNorm, and the model has {type(norm).__name__}"

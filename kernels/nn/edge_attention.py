@@ -72,7 +72,7 @@ def _refuse_capture(device: torch.device) -> None:
     if not TAGS and device.type == "cuda" and is_capturing(device):
         raise RuntimeError(
             f"torch {torch.__version__}: a CUDA graph of a compiled layer would keep the plan of its first edge_index; "
-            "compile without mode='reduce-overhead', or use torch 2.9 or newer"
+            "compile without mode='reduce-overhead', or use torch 2.8 or newer"
         )
 
 
