@@ -1,11 +1,17 @@
 # `make infer` and `make test` each work as the first command on a fresh machine: both set up .venv first.
 # `make help` prints the comment after "##" of each target.
-CUDA ?= 13
+# 13, 12 or cpu; .venv keeps what it was made for.
+MADE_FOR := $(shell cat .venv/.installed 2>/dev/null)
+CUDA ?= $(or $(MADE_FOR),13)
+IS_CPU := $(filter cpu,$(CUDA))
+CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 EXTRAS ?=
 BIN := .venv/bin
-comma := ,
+COMMA := ,
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 WHEEL_VENVS := .venv-wheel/newest .venv-wheel/oldest
 TORCH_oldest := torch==2.6.0 # the least that pyproject.toml allows
 CONFIG ?= configs/infer/cora.yaml
@@ -13,39 +19,54 @@ TRAIN_CONFIG ?= configs/train/cora.yaml
 FIGURES ?= all
 RESULTS ?= results
 PROCESSES ?= 2
+LIMIT ?= 5
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
 .DEFAULT_GOAL := setup
-.PHONY: help setup infer train tables reproduce-figures report check-figures test lint docs wheel check-wheel \
+.PHONY: help setup infer train tables reproduce-figures regress report check-figures test lint docs wheel check-wheel \
 	check-types clean $(WHEEL_VENVS)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: .venv/.installed ## install everything into .venv (CUDA=12 for CUDA 12, PYTHON=/path/to/python, EXTRAS=metis)
+setup: .venv/.installed ## install everything into .venv (CUDA=12: for CUDA 12; CUDA=cpu: without; PYTHON=/path/to/python; EXTRAS=metis)
 
-.venv/.installed: pyproject.toml
+.PHONY: check-cuda
+check-cuda:
+	@case "$(CUDA)" in 13 | 12 | cpu) ;; *) echo "CUDA=$(CUDA): allowed are 13, 12 and cpu"; exit 1 ;; esac
+	@test "$(CUDA)" = "$(or $(MADE_FOR),$(CUDA))" || { \
+		echo ".venv was made for CUDA=$(MADE_FOR), and this asks for CUDA=$(CUDA); run make clean first"; exit 1; }
+
+.venv/.installed: pyproject.toml | check-cuda
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
-	@echo "installing into .venv what pyproject.toml pins: PyTorch, CuPy for CUDA $(CUDA), DGL, PyG, ogb and tools;"
-	@echo "about 6 GB, a few minutes of download"
+	@echo "installing into .venv what pyproject.toml pins: PyTorch $(if $(IS_CPU),without CUDA,and CuPy for CUDA $(CUDA)), \
+	DGL, PyG, ogb and tools; $(if $(IS_CPU),2 GB,6 GB) on disk, some minutes"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda$(CUDA),clone,dev,docs$(EXTRAS:%=$(comma)%)]'
-	@touch $@
+ifdef IS_CPU
+	$(PIP) install --no-deps --index-url $(CPU_WHEELS) '$(TORCH)' || { \
+		echo "PyTorch without CUDA comes from $(CPU_WHEELS); if that is out of reach, name a mirror: CPU_WHEELS=URL"; exit 1; }
+endif
+	$(PIP) install --editable '.[$(if $(IS_CPU),,cuda$(CUDA)$(COMMA))clone,dev,docs$(EXTRAS:%=$(COMMA)%)]'
+	@echo $(CUDA) > $@
 
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
 	$(BIN)/python scripts/infer.py --config $(CONFIG)
 
-train: setup ## train on Cora into runs/cora (TRAIN_CONFIG=another.yaml, RUN=folder); continues a stopped run
+train: setup ## train on Cora into runs/cora (TRAIN_CONFIG=configs/mine.yaml, RUN=folder); continues a stopped run
 	$(BIN)/python scripts/train.py --config $(TRAIN_CONFIG) $(if $(RUN),--output $(RUN)) --resume
 
 # The paper's data set, decile and format tables; TABLE_SETS='--all --source synthetic' takes about ten minutes and 14 GiB.
-tables: setup ## the paper's data set, decile and format tables (TABLE_SETS='cora pubmed')
+tables: setup ## the paper's data set, decile and format tables; downloads the sets (TABLE_SETS='cora pubmed')
 	$(BIN)/python scripts/datasets.py stats $(TABLE_SETS)
 
 # With a GPU: measures into results/local what FIGURES selects (all, smoke, kernels, ablation, end_to_end, ...), then draws
 # that. Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
-reproduce-figures: setup ## measure if there is a GPU, then draw (FIGURES=smoke: minutes; none: only draw; SOURCE=auto: with surrogates)
+reproduce-figures: setup ## with a GPU download graphs and measure; then draw (FIGURES=smoke: minutes; none: only draw; SOURCE=auto: with surrogates)
 	$(BIN)/python scripts/reproduce_figures.py $(FIGURES) $(if $(SOURCE),--source $(SOURCE))
+
+# Which cells: configs/regress.yaml. A GPU without recorded rows: scripts/regress.py --record.
+regress: setup ## measure recorded times of this GPU again; fail if one is longer by over LIMIT=5 percent
+	$(BIN)/python scripts/regress.py --limit $(LIMIT)
 
 report: setup ## RESULTS.md, CLAIMS.md, figures and the README's tables from the CSVs (RESULTS=results/local: your own)
 	$(BIN)/python scripts/report.py --results $(RESULTS)

@@ -85,10 +85,13 @@ def user_errors(*more: type[Exception], kept: Callable[[], str] = written_before
 
 
 @contextmanager
-def progress(steps: int) -> Iterator[Callable[[str, int], None]]:
-    """A function to call with a description and the number of steps done: a bar on a terminal, else a line per call."""
+def progress(steps: int, done: int = 0) -> Iterator[Callable[[str, int], None]]:
+    """A function to call with a description and the number of steps done: a bar on a terminal, else a line per call.
+
+    Args:
+        done: steps of an earlier run that this one continues.
+    """
     if not console.is_terminal:
-        done = 0
 
         def print_line(description: str, count: int) -> None:
             nonlocal done
@@ -101,7 +104,7 @@ def progress(steps: int) -> Iterator[Callable[[str, int], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
     # Drawn only when advanced: no thread disturbs the timing.
     with Progress(*columns, console=console, auto_refresh=False) as bar:
-        task = bar.add_task("", total=steps)
+        task = bar.add_task("", total=steps, completed=done)
         yield lambda description, count: bar.update(task, description=description, advance=count, refresh=True)
 
 

@@ -9,14 +9,17 @@ edge, whatever its value.
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
                  local to their graph, each edge once); `batch_size` of them form the batch. Optional `feat` (float, a
-                 row for each node), `graph_label` (float [B, T], NaN for a missing one; a model gets T outputs) and the
-                 three parts of a split. With `feat` it may be larger than memory: see `data.mapped_collections`
+                 row for each node), the three parts of a split and `graph_label`: a class (integer [B], -1 for
+                 unknown), or T numbers (float [B, T], NaN for a missing one), for which a model gets T outputs; numbers
+                 of 0 and 1 are answers, which are trained and scored by ROC-AUC. With `feat` it may be larger than
+                 memory: see `data.mapped_collections`
     .mtx         a square Matrix Market file in coordinate format
     .txt .txt.gz an edge list as SNAP publishes: two whitespace-separated integers a line, # comments
     .csv         an edge list in its first two columns, with or without a header line (without numbers)
 
 Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise each id is replaced by its rank among all
-ids of the file. An edge list cannot hold a node without edges: use one of the other formats.
+ids of the file, which are then in `node_data["id"]`. Names are no ids: number them first. An edge list cannot hold a
+node without edges: use one of the other formats.
 """
 
 import logging
@@ -30,7 +33,7 @@ import numpy as np
 
 from data.errors import DatasetMissingError
 from data.features import as_features, check_classes
-from data.graph import MAX_NODES, PARTS, CsrGraph, RawGraph
+from data.graph import MAX_NODES, PARTS, CsrGraph, RawGraph, Target
 from data.mapped_collections import loading_bytes, mapped_csr
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, fits, require_memory
 from data.packed import join_graphs, rows_of
@@ -110,7 +113,18 @@ def _read_columns(path: Path) -> np.ndarray:
         first = pd.read_csv(path, header=None, nrows=1, encoding="utf-8-sig")
         is_header = pd.to_numeric(first.iloc[0, :2], errors="coerce").isna().all()
         options = {"sep": ",", "header": 0 if is_header else None}
-    return pd.read_csv(path, usecols=[0, 1], dtype=np.int64, engine="c", **options).to_numpy()
+    options |= {"usecols": [0, 1], "engine": "c"}
+    try:
+        return pd.read_csv(path, dtype=np.int64, **options).to_numpy()
+    except ValueError:
+        cells = pd.read_csv(path, dtype=str, **options)  # an error of its own, if that is no edge list at all
+        wrong = cells[~cells.apply(lambda ids: ids.str.fullmatch(r"\s*[+-]?\d+\s*", na=False)).all(axis=1)]
+        if wrong.empty:
+            raise
+        raise ValueError(
+            f"edge {wrong.index[0]} is {', '.join(map(str, wrong.iloc[0]))}; node ids must be integers of 0 and above: "
+            "number names first, for example with pandas.factorize, and keep their table"
+        ) from None
 
 
 def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
@@ -119,7 +133,7 @@ def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
     if ids[-1] != ids.size - 1:
         logger.info("%s: node ids have gaps; a node is now the rank of its id (0 to %d)", path, ids.size - 1)
     row, col = np.ascontiguousarray(rank.reshape(pairs.shape).T, dtype=np.int64)
-    return checked_graph(path, row, col, ids.size)
+    return checked_graph(path, row, col, ids.size, ndata={"id": ids} if ids[-1] != ids.size - 1 else {})
 
 
 def _read_mtx(path: Path) -> Any:
@@ -216,11 +230,12 @@ def _collection(path: Path, names: set[str], selection: Selection, mapped: Path 
         )
     if sizes.min() < 1 or edge_counts.min() < 0 or max(sizes.max(), edge_counts.max()) > MAX_NODES:
         raise ValueError(f"{path}: node_counts must be 1 or more, edge_counts 0 or more, each below 2^31")
-    labels = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else None
+    labels, target = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else (None, None)
     splits = _split(path, arrays, count)
     picked = selection.pick(count, str(path))
     about = {
         "graph_labels": None if labels is None else labels[picked],
+        "target": target,
         "splits": splits and renumbered(splits, picked, count),
         "graph_ids": picked,
         "collection_size": count,
@@ -251,17 +266,28 @@ def _collection(path: Path, names: set[str], selection: Selection, mapped: Path 
         raise ValueError(f"{path}: {error}") from error
 
 
-def _graph_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:
+def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarray, Target]:
+    """Labels [B, T] float32, and what a model predicts of them."""
+    are_classes = labels.shape == (count,) and labels.dtype.kind in "iu"
+    if are_classes:
+        labels = labels[:, None]
+        if labels.min() < -1 or labels.max() >= MAX_CLASSES:
+            raise ValueError(
+                f"{path}: graph_label holds {labels.min()} to {labels.max()}; -1 to {MAX_CLASSES - 1} are allowed"
+            )
     if labels.ndim != 2 or len(labels) != count or labels.shape[1] == 0 or labels.dtype.kind not in "fiu":
         raise ValueError(
             f"{path}: graph_label has shape {labels.shape}, dtype {labels.dtype}; numbers of shape [{count}, tasks] "
-            "are needed"
+            f"or classes (integers) of shape [{count}] are needed"
         )
     with np.errstate(over="ignore"):
         labels = labels.astype(np.float32)
     if np.isinf(labels).any():
         raise ValueError(f"{path}: graph_label holds infinity, or numbers beyond float32; NaN stands for a missing one")
-    return labels
+    if are_classes:
+        return labels, ("accuracy", int(labels.max()) + 1)
+    are_answers = (np.isnan(labels) | (labels == 0) | (labels == 1)).all()
+    return labels, ("rocauc" if are_answers else None, labels.shape[1])
 
 
 def _split(path: Path, arrays: Arrays, count: int) -> dict[str, np.ndarray] | None:

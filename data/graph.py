@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Task = Literal["node", "graph"]
 Source = Literal["official", "file", "synthetic"]
 Metric = Literal["accuracy", "rocauc", "ap", "mae", "f1"]
+Target = tuple[Metric | None, int]  # of a file's graph labels: their metric, and a model's outputs
 PARTS = ("train", "valid", "test")
 MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
 
@@ -44,9 +45,11 @@ class Contents:
 
     Attributes:
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
-        ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]) and "label" (int64 [N]).
+        ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]), "label" (int64 [N]) and, of an edge
+            list whose ids have gaps, "id" (int64 [N], ascending): the ids of its nodes.
         edata: arrays with a row for each edge: "feat" (float32 [E, F] or int64 [E, C]), or nothing.
         graph_labels: [B, T] float32, NaN where a label is missing; None if the graphs have none.
+        target: metric and number of outputs of a file's graph labels; None for those of a registered set.
         splits: int64 ids of the nodes (node task) or graphs (graph task) of each of `PARTS`; None without a split.
         graph_ids: [B] int64, numbers of the graphs in their collection; None if unknown.
         collection_size: graphs of the collection, or of the chosen split, that the batch was taken from; None if
@@ -57,6 +60,7 @@ class Contents:
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
     graph_labels: np.ndarray | None = None
+    target: Target | None = None
     splits: Mapping[str, np.ndarray] | None = None
     graph_ids: np.ndarray | None = None
     collection_size: int | None = None
@@ -171,7 +175,8 @@ class CsrTensors:
         row_pointers: [N + 1] offset of each row's edges, int32, or int64 from 2^31 edges on. A row is a query.
         columns: [nnz] of the same type, ascending in each row: the keys. Both are None where a graph is not in memory.
         graph_sizes: [G] int64, nodes of each graph; of a single graph [1].
-        node_data: "feat" float32 [N, F] or int64 [N, C], "label", and what else the source has for each node.
+        node_data: "feat" float32 [N, F] or int64 [N, C], "label", "id" (int64 [N], where the source has other ids than
+            0 .. N - 1), and what else the source has for each node.
         edge_data: "feat" float32 [nnz, F] or int64 [nnz, C], or nothing.
     """
 

@@ -207,7 +207,8 @@ def _finish(
             "loads its edges"
         )
     if csr.removed:
-        logger.info("%s: removed %d duplicate edges of %d", name, csr.removed, csr.col.size + csr.removed)
+        listed = csr.col.size + csr.removed
+        logger.info("%s: %d edges are listed, %d of them different: each counts once", name, listed, csr.col.size)
 
     if source == "official" and entry.num_graphs is None and csr.num_nodes != entry.num_nodes:
         text = "%s: %s holds %s nodes, and %s are published: another version, or incomplete"
@@ -226,10 +227,10 @@ def _finish(
     if entry:
         num_classes = entry.num_classes
     elif csr.graph_labels is not None:
-        num_classes = csr.graph_labels.shape[1]
+        num_classes = csr.target[1]
     else:
         num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else 0
-        num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
+    num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
     task = entry.task if entry else ("node" if csr.graph_sizes is None else "graph")
     labels = node_data.get("label") if task == "node" else to_tensor(csr.graph_labels)
     sizes = np.array([csr.num_nodes]) if csr.graph_sizes is None else csr.graph_sizes
@@ -262,7 +263,7 @@ def _finish(
         meta=meta,
         labels=labels,
         splits=None if csr.splits is None else {part: to_tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
-        metric=None if labels is None or entry is None else entry.metric,
+        metric=None if labels is None else entry.metric if entry else csr.target and csr.target[0],
         graph_ids=to_tensor(csr.graph_ids),
     )
 

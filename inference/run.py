@@ -1,6 +1,7 @@
 """The steps of a run of `scripts/infer.py`, on one process or on each rank: measure, then check the predictions."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from bench.model_regions import time_attention, time_regions
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
 from configs import Config
 from inference.batches import SetRun
+from inference.predictions import Form
 from inference.source import Attention, Source
 from models import Execution, prepare_execution
 from models.fast import COMPILED_HINT, begin_dense, compiling_pays
@@ -31,6 +33,7 @@ class Request:
     accuracy: bool  # compare the predictions with the model in float32
     profile: bool  # time each part of the model, and save a trace
     output: Path | None  # file of the predictions
+    forms: Sequence[Form]  # its content
     results: Path  # CSV to append to
 
 

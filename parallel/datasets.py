@@ -29,7 +29,7 @@ def partition_folder(settings: DataConfig, seed: int, method: str, num_parts: in
     """Folder of a data set's partition, below `data.root`. Another source, file or seed gives another folder."""
     file = Path(settings.path or Path(settings.root, f"{settings.name}.npz"))
     found = file.stat() if file.is_file() else None
-    version = None if found is None else [found.st_size, found.st_mtime_ns]
+    version = None if found is None else [found.st_size, found.st_mtime_ns, "with ids"]
     asked = json.dumps([settings.source, settings.path, seed, version])
     digest = hashlib.sha256(asked.encode()).hexdigest()[:8]
     return Path(settings.root, "parts", f"{settings.name}-{method}-{num_parts}-{digest}")
@@ -99,11 +99,12 @@ def meta_of(partition: Partition) -> GraphMeta:
 
 
 def loaded_part(part: Part) -> LoadedGraph:
-    """Labels and splits of this part's rows as `data.load` returns those of a graph, without its edges."""
-    label = part.node_data.get("label")
+    """Labels, ids and splits of this part's rows as `data.load` returns those of a graph, without its edges."""
+    label, own = part.node_data.get("label"), part.node_data.get("id")
     splits = {name: torch.from_numpy(np.array(ids, np.int64)) for name, ids in part.row_ids.items()}
     return LoadedGraph(
         meta=meta_of(part.partition),
+        node_data={} if own is None else {"id": torch.from_numpy(np.array(own))},
         labels=None if label is None else torch.from_numpy(np.array(label)),
         splits=splits or None,
         metric=part.partition.about["metric"],
@@ -111,21 +112,25 @@ def loaded_part(part: Part) -> LoadedGraph:
 
 
 def gather_labels(part: Part, group: Group) -> LoadedGraph | None:
-    """Labels and splits of all rows in the order of the graph, on rank 0; None on the other ranks."""
+    """Labels, ids and splits of all rows in the order of the graph, on rank 0; None on the other ranks."""
     own = loaded_part(part)
-    labels: list[torch.Tensor] = []
-    if own.labels is not None:
-        gather_rows(part, own.labels.to(group.device), group, lambda rows: labels.append(rows.cpu()))
+
+    def gathered(rows: torch.Tensor) -> torch.Tensor | None:
+        found: list[torch.Tensor] = []
+        gather_rows(part, rows.to(group.device), group, lambda block: found.append(block.cpu()))
+        return torch.cat(found) if found else None
+
+    labels = None if own.labels is None else gathered(own.labels)
+    node_data = {name: gathered(rows) for name, rows in own.node_data.items()}
     splits = {}
     for name, ids in (own.splits or {}).items():
         is_member = torch.zeros(part.num_rows, dtype=torch.uint8)
         is_member[ids] = 1
-        found: list[torch.Tensor] = []
-        gather_rows(part, is_member.to(group.device), group, lambda rows, found=found: found.append(rows.cpu()))
-        splits[name] = torch.cat(found).nonzero().flatten() if found else None
+        members = gathered(is_member)
+        splits[name] = None if members is None else members.nonzero().flatten()
     if not group.is_first:
         return None
-    return replace(own, labels=torch.cat(labels) if labels else None, splits=splits or None)
+    return replace(own, labels=labels, node_data=node_data, splits=splits or None)
 
 
 def _mapped_source(name: str, raw: RawGraph) -> GraphSource:

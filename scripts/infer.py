@@ -1,7 +1,7 @@
 """Run the Graph Transformer on a graph, or on all batches of a collection, and report the time of its parts.
 
-    python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...] [--output logits.npz]
-        [--verify] [--accuracy] [--profile]
+    python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...]
+        [--output FILE [--save classes] ...] [--verify] [--accuracy] [--profile]
     torchrun --nproc-per-node 4 scripts/infer.py ...     # on several GPUs: docs/several-gpus.md
 
 Exit status: 0; 1 if --verify found a difference; 2 for any error; 130 after Ctrl-C.
@@ -23,7 +23,7 @@ from bench.cli import console
 from bench.records import check_results_file
 from configs import load_config
 from inference.memory import memory_for
-from inference.predictions import check_predictions_path, save_predictions
+from inference.predictions import Form, check_forms, check_predictions_path, save_predictions
 from inference.ranks import load_on_ranks, ranks_table
 from inference.report import report_profile, report_table, surrogate_line, write_results
 from inference.run import Request, check, cost_of_all, measure, time_parts
@@ -53,7 +53,11 @@ def main(
     exact: Annotated[bool, flag("--accuracy", "Compare the output with the model in float32.")] = False,
     profile: Annotated[bool, flag("--profile", "Time each part of the model and save a Chrome trace.")] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Save the logits: .npy, .pt, or .npz, with the labels and ids of the graphs.")
+        Path | None,
+        typer.Option(help="File of the predictions: .csv and .npz with the ids of nodes or graphs, .npy, .pt."),
+    ] = None,
+    save: Annotated[
+        list[Form] | None, typer.Option(help="Its content, by default the logits; may be repeated.")
     ] = None,
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
@@ -67,10 +71,13 @@ def main(
         explain=lambda error: "\nkept: ".join([error_text(error), *kept]),
         kept=lambda: f"{'nothing' if not kept else kept[0]} was written",
     ):
-        request = Request(config, load_config(config, overrides), verify, exact, profile, output, results)
+        forms = (*dict.fromkeys(save or [Form.LOGITS]),)
+        request = Request(config, load_config(config, overrides), verify, exact, profile, output, forms, results)
         check_results_file(results)
         if output:
-            check_predictions_path(output)
+            check_predictions_path(output, forms)
+        elif save:
+            raise ValueError(f"--save {save[0]}: needs --output with a file, such as --output predictions.csv")
         if profile and is_launched():
             raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
         with ranks(request.config.runtime.device) if is_launched() else nullcontext() as group:
@@ -89,6 +96,7 @@ def infer(request: Request, kept: list[str], group: Group | None) -> bool:
         check_agreement(group, {"configuration": config.sha(), "options": options})
     source = load_on_ranks(config, group) if group else load_source(config)
     meta = source.loaded.meta
+    check_forms(request.forms, source.loaded)
     if surrogate := surrogate_line(meta, config.data.source):
         console.print(surrogate)
     console.print(cli.describe_config(f"{request.config_path} ({config.sha()})", config, hidden="training"))
@@ -97,7 +105,7 @@ def infer(request: Request, kept: list[str], group: Group | None) -> bool:
     with memory_for("running the model", config), torch.inference_mode():
         run = measure(source, request)
         if request.output and run.logits is not None:
-            save_predictions(request.output, run.logits, source.rows)
+            save_predictions(request.output, run.logits, source.rows, request.forms)
             kept.append(f"the predictions in {request.output}")
             console.print(Text(f"predictions  {run.logits.shape[0]:,} x {run.logits.shape[1]} in {request.output}"))
         if request.profile:

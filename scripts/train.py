@@ -4,10 +4,12 @@
     torchrun --nproc-per-node 4 scripts/train.py ...     # on several GPUs: docs/several-gpus.md
 
 The folder DIR gets best.safetensors and its JSON file, the state of the run, a CSV and a TensorBoard log; with several
-training.seeds a folder seed_N for each. Its default is runs/NAME of the config, with the data set's name behind where
-the config is named otherwise. Exit status: 0; 2 for any error; 130 after Ctrl-C, with the run saved.
+training.seeds a folder seed_N for each. Its default is runs/CONFIG[-DATASET][-KEY=VALUE ...]: the name of the config,
+the data set where the config is not named after it, and what --set changes. Exit status: 0; 2 for any error; 130
+after Ctrl-C, with the run saved.
 """
 
+import re
 import signal
 import statistics
 import time
@@ -40,6 +42,9 @@ from training.setup import resolve_precision
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
+# Keys that do not name a run: the data set does, or it may change when a run is continued (`training.checkpoint`).
+NO_OTHER_RUN = ("data.name", "data.path", "data.source", "data.root")
+NO_OTHER_RUN += ("runtime.seed", "training.seeds", "training.checkpoint_seconds")
 INTERRUPTED = 130  # the shell's status for SIGINT
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -49,7 +54,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/train/cora.yaml.")],
     overrides: cli.Overrides = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/CONFIG[-DATASET].")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default runs/CONFIG[-DATASET][-KEY=VALUE ...].")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", metavar="", help="Continue the run in the folder, if there is one.")
     ] = False,
@@ -60,8 +67,7 @@ def main(
     cli.configure_logging(*([] if console.quiet else ["data"]))
     with cli.short_errors(*USER_ERRORS, explain=error_text):
         settings = load_config(config, overrides or [], schema=TrainConfig)
-        name = settings.data.name
-        output = output or Path("runs", config.stem if config.stem.startswith(name) else f"{config.stem}-{name}")
+        output = output or run_folder(config.stem, settings.data.name, overrides or [])
         check_results_file(results)
         check_folder("--output", output)
         device = resolve_device(settings.runtime.device)
@@ -70,6 +76,16 @@ def main(
         with ranks(settings.runtime.device) if is_launched() else nullcontext() as group:
             finished = train(config, settings, output, resume, results, group)
     raise typer.Exit(0 if finished else INTERRUPTED)
+
+
+def run_folder(config: str, dataset: str, overrides: Sequence[str]) -> Path:
+    """Default folder of a run: another one for other data or other settings, so that --resume finds its own run."""
+    parts = [config] if f"{config}-".startswith(f"{dataset}-") else [config, dataset]
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.strip() not in NO_OTHER_RUN:
+            parts.append(f"{key.rpartition('.')[2].strip()}={value.strip()}")
+    return Path("runs", re.sub(r"[^\w.=+-]+", "_", "-".join(parts)))
 
 
 def train(
@@ -139,14 +155,18 @@ def follow(trainer: Trainer) -> None:
     """Train, with a bar on a terminal and a line every few seconds elsewhere."""
     pause = 0.1 if console.is_terminal else 5.0  # an epoch can take less than a millisecond
     name = METRICS[trainer.task.metric]
-    shown, waiting = time.monotonic(), 0
-    with cli.progress(trainer.config.training.epochs - trainer.done) as advance:
+    start = shown = time.monotonic()
+    waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
+    with cli.progress(epochs, before) as advance:
         for record in trainer.run():
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"
                 best = f"best {trainer.best.metric:.4f} in epoch {trainer.best.epoch}"
-                advance(f"epoch {record.epoch}: {losses}, {name} {record.valid_metric:.4f} ({best})", waiting)
+                left = (time.monotonic() - start) / (record.epoch - before) * (epochs - record.epoch)
+                end = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
+                end = f"; at most {end} left" if left and not console.is_terminal else ""
+                advance(f"epoch {record.epoch}: {losses}, {name} {record.valid_metric:.4f} ({best}){end}", waiting)
                 shown, waiting = time.monotonic(), 0
 
 

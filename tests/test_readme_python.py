@@ -10,6 +10,7 @@ FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 PAGES = (
     "README.md",
     "kernels/README.md",
+    "docs/datasets.md",
     "docs/layers.md",
     "docs/training.md",
     "docs/backends.md",
@@ -18,7 +19,8 @@ PAGES = (
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page, monkeypatch):
+def test_python_blocks_run(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     blocks = FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
     assert blocks

@@ -67,6 +67,10 @@ class TrainingLog:
         for name in SCALARS:
             self._board.add_scalar(name, getattr(record, name), record.epoch)
 
+    def add_test(self, metric: float, epoch: int) -> None:
+        """The test metric of the kept weights, those of `epoch`, for TensorBoard."""
+        self._board.add_scalar("test_metric", metric, epoch)
+
     def flush(self) -> None:
         self._board.flush()
 

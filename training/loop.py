@@ -139,17 +139,18 @@ class Trainer:
             TrainingError: the loss is NaN or infinite.
         """
         seconds = []
-        if not self.finished:
-            log = TrainingLog(self.folder, self.done) if self.writes else None
-            try:
-                for record in self._epochs(log):
-                    seconds.append(record.seconds)
-                    yield record
-            finally:
+        log = TrainingLog(self.folder, self.done) if self.writes and not self.finished else None
+        try:
+            for record in self._epochs(log):
+                seconds.append(record.seconds)
+                yield record
+            if self.finished:
+                self.result = self._finish(tuple(seconds))
                 if log:
-                    log.close()
-        if self.finished:
-            self.result = self._finish(tuple(seconds))
+                    log.add_test(self.result.test, self.result.best_epoch)
+        finally:
+            if log:
+                log.close()
 
     def _epochs(self, log: TrainingLog | None) -> Iterator[EpochRecord]:
         training = self.config.training

@@ -61,7 +61,8 @@ def labels_of(loaded: LoadedGraph) -> tuple[Tensor, str]:
     if metric not in METRICS or (metric == "accuracy") != single:
         raise ValueError(
             f"{name}: its metric is {metric} with labels {list(labels.shape)}; implemented are accuracy (one label a "
-            "row), rocauc and ap (a column for each task)"
+            "row), rocauc and ap (a column for each task). graph_label of a file: classes as integers [graphs], or "
+            "answers of 0, 1 and NaN [graphs, tasks]"
         )
     return (labels.flatten().long(), metric) if single else (labels.float(), metric)
 

@@ -99,9 +99,10 @@ class Weights:
             return f"random ({self.reason})"
         if self.about is None:
             return f"{self.name} ({self.reason})"
-        found = f"{METRICS[self.about.metric]} {self.about.valid:.4f} (validation)"
+        form = ".2%" if self.about.metric == "accuracy" else ".4f"  # as in Score.describe
+        found = f"{METRICS[self.about.metric]} {self.about.valid:{form}} (validation)"
         if self.about.test is not None:
-            found += f", {self.about.test:.4f} (test)"
+            found += f", {self.about.test:{form}} (test)"
         return f"{self.name} ({self.reason}): {self.about.data}, epoch {self.about.epoch}, {found} when trained"
 
 

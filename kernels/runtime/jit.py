@@ -172,7 +172,7 @@ class Kernel:
 
 _Key = tuple[KernelInstance, int]
 _kernels: dict[_Key, Kernel] = {}
-_compilations: dict[_Key, Future[Kernel]] = {}  # begun and not collected by `get_kernel`
+_compilations: dict[_Key, Future[Kernel]] = {}  # running; failed ones until `get_kernel` raises the error
 _lock = threading.Lock()  # of both, not held while compiling
 
 
@@ -186,12 +186,12 @@ def get_kernel(instance: KernelInstance, device_index: int) -> Kernel:
     key = instance, device_index
     kernel = _kernels.get(key)
     if kernel is None:
-        compilation = _compilation(key)
         try:
-            kernel = compilation.result()
-        finally:
-            with _lock:  # after an error the next call tries again
+            kernel = _compilation(key).result()
+        except BaseException:
+            with _lock:  # the next call tries again
                 _compilations.pop(key, None)
+            raise
     return kernel
 
 
@@ -220,15 +220,20 @@ def _compilation(key: _Key) -> Future[Kernel]:
         future = _compilations.get(key)
         if future is not None:
             return future
-        future = _compilations[key] = Future()
+        future = Future()
         if key in _kernels:
             future.set_result(_kernels[key])
             return future
+        _compilations[key] = future
     try:
-        _kernels[key] = kernel = _load(*key)
-        future.set_result(kernel)
+        kernel = _load(*key)
     except BaseException as error:  # also Ctrl-C: other threads wait
         future.set_exception(error)
+        return future
+    with _lock:
+        _kernels[key] = kernel
+        _compilations.pop(key, None)
+    future.set_result(kernel)
     return future
 
 

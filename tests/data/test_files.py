@@ -84,7 +84,15 @@ def test_ids_with_gaps_become_ranks(tmp_path, ending):
     path = tmp_path / f"g.{ending}"
     separator = "," if ending == "csv" else "\t"
     path.write_text("\n".join(separator.join(pair) for pair in (("500", "7"), ("7", "230425980"), ("12", "7"))))
-    assert dense(load(path)).tolist() == [[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    loaded = load(path)
+    assert dense(loaded).tolist() == [[0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert loaded.node_data["id"].tolist() == [7, 12, 500, 230425980]
+
+
+def test_names_as_node_ids_end_in_a_sentence(tmp_path):
+    (tmp_path / "n.csv").write_text("from,to\n1,2\nalice,2\n")
+    with pytest.raises(ValueError, match=r"n\.csv: .*edge 1 is alice, 2; node ids must be integers .*factorize"):
+        load(tmp_path / "n.csv")
 
 
 def test_features_and_labels_of_a_file(tmp_path):
@@ -106,6 +114,22 @@ def test_collection_is_a_batch_of_its_first_graphs(tmp_path):
     edges = {(0, 1), (1, 2), (3, 4), (5, 6), (6, 7), (8, 8)}
     assert set(zip(*np.nonzero(dense(loaded)), strict=True)) == edges | {(j, i) for i, j in edges}
     assert load(tmp_path / "c.npz", batch_size=2).graph_sizes.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("labels", "metric", "outputs", "expected"),
+    [
+        (np.array([2, -1, 0], np.int8), "accuracy", 3, [[2], [-1], [0]]),
+        (np.array([-1, -1, -1]), "accuracy", 2, [[-1], [-1], [-1]]),
+        (np.array([[1, np.nan], [0, 1], [0, 0]]), "rocauc", 2, [[1, np.nan], [0, 1], [0, 0]]),
+        (np.array([[1], [0], [2]]), None, 1, [[1], [0], [2]]),
+    ],
+)
+def test_labels_of_graphs_say_how_they_are_scored(tmp_path, labels, metric, outputs, expected):
+    for size in (3, 2):  # the classes are those of the whole file
+        loaded = load(collection_npz(tmp_path / "c.npz", graph_label=labels), batch_size=size)
+        assert (loaded.metric, loaded.meta.num_classes) == (metric, outputs)
+        np.testing.assert_array_equal(loaded.labels, np.array(expected, np.float32)[:size])
 
 
 def damaged(name, change):

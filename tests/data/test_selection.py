@@ -87,7 +87,10 @@ def test_labels_and_split_of_a_users_collection(own):
     assert [sorted(sizes[i] for i in ids) for ids in loaded.splits.values()] == [[2, 4, 6, 8], [3, 7], [5]]
     assert loaded.metric is None
     wrong = {
-        r"graph_label has shape \(8,\), dtype int64; numbers of shape \[8, tasks\]": {"graph_label": SIZES},
+        r"graph_label has shape \(8,\), dtype float64; numbers of shape \[8, tasks\] or classes": {
+            "graph_label": SIZES / 2
+        },
+        r"graph_label holds -2 to 9; -1 to 999999 are allowed": {"graph_label": np.where(SIZES == 3, -2, SIZES)},
         r"test_ids hold 8; allowed are 0 to 7": {"test_ids": np.array([8])},
         r"test_ids hold 5 twice; each id may be in one part": {"test_ids": np.array([5])},
     }

@@ -2,30 +2,96 @@
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 
 from data import GraphMeta, LoadedGraph
-from inference.predictions import check_folder, check_predictions_path, save_predictions
+from inference.predictions import Form, check_folder, check_forms, check_predictions_path, save_predictions
 
-META = dict.fromkeys(GraphMeta.__dataclass_fields__) | {"task": "graph", "num_graphs": 5}
-ROWS = LoadedGraph(meta=GraphMeta(**META), labels=torch.tensor([2, 0, 1, -1, 2]))
+META = dict.fromkeys(GraphMeta.__dataclass_fields__)
+LOGITS = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([2, 0, 1, -1, 2])
+
+
+def rows(task="graph", graphs=5, **contents):
+    meta = GraphMeta(**META | {"name": "mine", "task": task, "num_graphs": graphs})
+    return LoadedGraph(meta=meta, **{"labels": LABELS, **contents})
+
+
+NODES = rows("node", 1, node_data={"id": torch.tensor([3, 7, 12, 40, 2**40])})
+NODES_OF_GRAPHS = rows("node", 2, graph_ids=torch.tensor([8, 6]), graph_sizes=torch.tensor([2, 3]))
+SOFTMAX = torch.from_numpy(scipy.special.softmax(LOGITS.numpy(), axis=1))
 
 
 @pytest.mark.parametrize(
-    ("suffix", "load"),
-    [(".npy", np.load), (".npz", lambda path: np.load(path)["logits"]), (".pt", torch.load)],
+    ("form", "expected"), [("logits", LOGITS), ("softmax", SOFTMAX), ("classes", LOGITS.max(1)[1])]
 )
-def test_predictions_come_back(tmp_path, suffix, load):
-    logits = torch.randn(5, 3)
+@pytest.mark.parametrize(("suffix", "load"), [(".npy", np.load), (".pt", torch.load)])
+def test_an_array_comes_back(tmp_path, suffix, load, form, expected):
     path = tmp_path / "new" / f"out{suffix}"
-    check_predictions_path(path)
-    save_predictions(path, logits, ROWS)
-    assert torch.equal(torch.as_tensor(load(path)), logits)
-    if suffix == ".npz":
-        with np.load(path) as archive:
-            assert sorted(archive) == ["graph_ids", "labels", "logits"]
-            np.testing.assert_array_equal(archive["labels"], ROWS.labels)
-            np.testing.assert_array_equal(archive["graph_ids"], np.arange(5))
+    check_predictions_path(path, [Form(form)])
+    save_predictions(path, LOGITS, rows(), [Form(form)])
+    torch.testing.assert_close(torch.as_tensor(load(path)), expected)
+    with pytest.raises(ValueError, match=r"holds one of logits, classes; use \.npz or \.csv"):
+        check_predictions_path(path, [Form.LOGITS, Form.CLASSES])
+
+
+ABOUT = {
+    "nodes": (NODES, {"node_ids": [3, 7, 12, 40, 2**40]}),
+    "nodes without ids": (rows("node", 1), {"node_ids": range(5)}),
+    "graphs": (rows(), {"graph_ids": range(5)}),
+    "one graph": (rows(graphs=1, graph_ids=torch.tensor([4])), {"graph_ids": [4]}),
+    "nodes of graphs": (NODES_OF_GRAPHS, {"graph_ids": [8, 6], "node_counts": [2, 3]}),
+}
+
+
+@pytest.mark.parametrize(("of", "about"), ABOUT.values(), ids=ABOUT)
+def test_npz_says_which_row_is_which(tmp_path, of, about):
+    save_predictions(tmp_path / "o.npz", LOGITS, of, [Form.LOGITS, Form.CLASSES])
+    with np.load(tmp_path / "o.npz") as archive:
+        assert sorted(archive) == sorted(["logits", "classes", "labels", *about])
+        np.testing.assert_array_equal(archive["logits"], LOGITS)
+        np.testing.assert_array_equal(archive["labels"], LABELS)
+        for name, ids in about.items():
+            np.testing.assert_array_equal(archive[name], ids)
+
+
+LINES = {
+    "nodes": (NODES, "node", ["3", "7", "12", "40", str(2**40)]),
+    "graphs": (rows(), "graph", [*"01234"]),
+    "nodes of graphs": (NODES_OF_GRAPHS, "graph,node", ["8,0", "8,1", "6,0", "6,1", "6,2"]),
+}
+
+
+@pytest.mark.parametrize(("of", "header", "ids"), LINES.values(), ids=LINES)
+def test_csv_has_a_line_for_each_row(tmp_path, of, header, ids):
+    save_predictions(tmp_path / "o.csv", LOGITS, of, [Form.CLASSES, Form.LOGITS])
+    first, *lines = (tmp_path / "o.csv").read_text().splitlines()
+    assert first == f"{header},label,class,logit_0,logit_1,logit_2"
+    for line, row, label, values in zip(lines, ids, LABELS, LOGITS, strict=True):
+        start, cells = line[: len(row)], line[len(row) + 1 :].split(",")
+        assert (start, *map(int, cells[:2])) == (row, label, values.argmax())
+        assert [np.float32(cell) for cell in cells[2:]] == [*values.numpy()]
+
+
+@pytest.mark.parametrize(
+    ("contents", "allowed"),
+    [
+        ({"task": "node", "labels": None}, True),
+        ({"metric": "accuracy"}, True),
+        ({"metric": "rocauc", "labels": torch.zeros(5, 3)}, False),
+        ({"task": "node", "metric": "f1", "labels": torch.zeros(5, 3)}, False),
+        ({"labels": torch.zeros(5, 3)}, False),
+    ],
+)
+def test_classes_are_of_outputs_that_compete(contents, allowed):
+    of = rows(**contents)
+    check_forms([Form.LOGITS], of)
+    if allowed:
+        check_forms([Form.SOFTMAX, Form.CLASSES], of)
+    else:
+        with pytest.raises(ValueError, match="--save classes: the outputs of mine are"):
+            check_forms([Form.LOGITS, Form.CLASSES], of)
 
 
 def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -39,12 +105,12 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, monk
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        save_predictions(path, torch.randn(5, 3), ROWS)
+        save_predictions(path, LOGITS, rows())
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("place", ["out.csv", "folder.npy", "file/new/out.npy"])
+@pytest.mark.parametrize("place", ["out.xlsx", "folder.npy", "file/new/out.npy"])
 def test_a_place_that_cannot_be_written_is_found_before_the_run(tmp_path, place):
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "file").touch()

@@ -212,6 +212,7 @@ def test_gpu_too_old_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: object())  # CuPy may be left out
     for name in ("fused3s_paper", "dfgnn_tiling", "flashsparse_stable"):
         reason = REGISTRY[name].unavailable(torch.device("cuda", 0))
         assert reason == "Tesla T4 has compute capability 7.5; 8.0 or higher is needed"

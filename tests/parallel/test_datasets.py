@@ -80,6 +80,14 @@ def test_parts_are_the_graph_that_load_gives(tmp_path, monkeypatch, edges, name)
     assert of_part.metric == loaded.metric
 
 
+def test_parts_keep_the_ids_of_an_edge_list(tmp_path):
+    (tmp_path / "mine.csv").write_text("30,7\n7,500\n12,30\n500,30\n")
+    source = dataset_source("mine", root="", source="file", path=str(tmp_path / "mine.csv"), seed=0)
+    partition_graph(source, tmp_path / "parts", 2, "contiguous")
+    for part in (load_part(tmp_path / "parts", rank=rank) for rank in range(2)):
+        assert loaded_part(part).node_data["id"].tolist() == np.array([7, 12, 30, 500])[part.rows].tolist()
+
+
 def test_collections_have_no_partition(tmp_path, monkeypatch):
     with pytest.raises(CollectionError, match="ogbg-molhiv: is a collection of graphs; a partition is of one graph"):
         dataset_source("ogbg-molhiv", root=str(tmp_path), source="auto", path=None, seed=0)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
+import scipy.sparse
 import torch
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
@@ -173,6 +175,26 @@ def test_all_batches_of_a_collection(infer, tmp_path, collection):
         assert ids.tolist() != sorted(ids)
         np.testing.assert_allclose(some["logits"], expected[ids], atol=1e-5)
         np.testing.assert_allclose(some["labels"], labels[ids], rtol=1e-6)
+
+
+OWN = {
+    "csv": (lambda path: path.write_text("from,to\n10,20\n1000,5\n5,20\n20,10\n"), ["5", "10", "20", "1000"]),
+    "mtx": (lambda path: scipy.io.mmwrite(path, scipy.sparse.eye_array(4, format="coo")), [*"0123"]),
+    "npz": (lambda path: scipy.sparse.save_npz(path, scipy.sparse.eye_array(4)), [*"0123"]),
+}
+
+
+@pytest.mark.parametrize("ending", OWN)
+def test_the_template_predicts_for_a_file_of_the_users_with_its_ids(infer, tmp_path, ending):
+    write, ids = OWN[ending]
+    write(tmp_path / f"own.{ending}")
+    quick = [f"data.path={tmp_path}/own.{ending}", *QUICK, "runtime.repeats=1"]
+    options = ("--output", tmp_path / "o.csv", "--save", "classes")
+    done = infer(*options, config="configs/mine.yaml", settings=quick)
+    assert done.exit_code == 0, done.stderr
+    header, *lines = (tmp_path / "o.csv").read_text().splitlines()
+    assert header == "node,class"
+    assert [line.partition(",")[0] for line in lines] == ids
 
 
 FULL, LAST = OSError(28, "No space left on device", "r.csv"), "report.append_rows"

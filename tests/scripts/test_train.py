@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from scripts_as_modules import load_script
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
 from bench.records import read_rows
@@ -21,20 +22,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def arguments(user_graph, tmp_path):
-    """Arguments for a run in `tmp_path`/NAME."""
-    (tmp_path / "mine.yaml").write_text(
-        f"""
-        data: {{name: mine, source: file, path: '{user_graph}'}}
-        model: {{dim: 8, blocks: 1, dropout: 0.2, attention_dropout: 0.2}}
-        attention: {{backend: reference}}
-        runtime: {{device: cpu}}
-        training: {{epochs: 4, lr: 1e-2, checkpoint_seconds: 0}}
-        """
-    )
+    """Arguments for a run of the template in `tmp_path`/NAME."""
+    settings = [
+        *(f"data.path={user_graph}", "model.dim=8", "model.blocks=1", "model.attention_dropout=0.2"),
+        *("attention.backend=reference", "runtime.device=cpu", "training.patience=null", "training.lr=1e-2"),
+        *("training.epochs=4", "training.checkpoint_seconds=0"),
+    ]
 
     def arguments(name, *more):
-        paths = ["--config", tmp_path / "mine.yaml", "--output", tmp_path / name, "--results", tmp_path / "r.csv"]
-        return [*map(str, [*paths, *more])]
+        paths = ["--config", "configs/mine.yaml", "--output", tmp_path / name, "--results", tmp_path / "r.csv"]
+        return [*map(str, paths), *(word for one in settings for word in ("--set", one)), *more]
 
     return arguments
 
@@ -49,6 +46,21 @@ def train(arguments, monkeypatch, one_thread):
         return CliRunner().invoke(script.app, arguments(name, *more))
 
     return train
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        (("cora", "cora", ["training.seeds=[0, 1]"]), "cora"),
+        (("cora-10-blocks", "cora", []), "cora-10-blocks"),
+        (("cora", "mine", ["data.name=mine", "data.path=../mine.npz"]), "cora-mine"),
+        (("cora", "co", []), "cora-co"),
+        (("mine", "mine", ["training.lr = 1e-3", "attention.backend=dgl"]), "mine-lr=1e-3-backend=dgl"),
+        (("mine", "a b", ["model.checkpoint=../x/y"]), "mine-a_b-checkpoint=.._x_y"),
+    ],
+)
+def test_a_run_is_named_after_its_config_its_data_and_its_settings(given, folder):
+    assert load_script("train").run_folder(*given) == Path("runs", folder)
 
 
 def wait_for_rows(log, count, is_running):
@@ -69,8 +81,11 @@ def test_report_files_and_rows(train, tmp_path):
             *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard")
         }
         assert len((folder / "metrics.csv").read_text().splitlines()) == 5
-        assert any(path.stat().st_size for path in (folder / "tensorboard").iterdir())
         about = json.loads((folder / "best.json").read_text())
+        board = EventAccumulator(str(folder / "tensorboard")).Reload()
+        (test,) = board.Scalars("test_metric")
+        assert (test.step, test.value) == (about["epoch"], pytest.approx(about["test"]))
+        assert [point.step for point in board.Scalars("valid_metric")] == [1, 2, 3, 4]
         assert (about["seed"], about["metric"], about["data"]) == (seed, "accuracy", "mine")
         tests.append(about["test"])
     rows = read_rows(tmp_path / "r.csv")
