@@ -36,14 +36,13 @@ from .formats.key_lists import KeyLists
 from .formats.row_order import RowOrder, check_method, check_permutation, permute_rows
 from .plan import AttentionPlan
 from .score_term import ScoreTerm
+from .tuning import CHECKED_EDGES, SETTLED_EDGES
 
 logger = logging.getLogger(__name__)
 
 FASTEST = "fused3s"
 _warned: set[str] = set()  # reasons; one warning each
 MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
-CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at once: it is planned as soon as it is queued
-SETTLED_EDGES = 1 << 22  # fewest edges of one whose plan is cut to its exact size at once
 
 
 @dataclass(frozen=True)

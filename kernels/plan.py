@@ -28,6 +28,7 @@ class AttentionPlan:
     """Sparse attention over one graph, with its format and schedule on `device`. Call it with q, k and v.
 
     The schedule is made for `inputs`; other types, widths and numbers of heads work, with a schedule not made for them.
+    Where its blocks do not fit the GPU's shared memory with them, the error names the arguments of `plan_attention`.
 
     Attributes:
         backend: name of the backend, never "auto".

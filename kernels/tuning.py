@@ -1,6 +1,7 @@
 """Constants fitted to measurements, by compute capability of the GPU (kernels/NOTES.md has the numbers).
 
-The rule that distributes row windows over warps and blocks is in cuda/plan_schedule.cu.
+The rule that distributes row windows over warps and blocks is in cuda/plan_schedule.cu, in units of the warps that the
+GPU runs at once.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,15 @@ from .runtime.device import GPULimits
 # The same for all GPUs, since a call chooses its kernel without looking up its GPU:
 GROUP_WIDTH = 64  # most columns of a head group; wider groups leave fewer warps on an SM
 MOST_LANES = 16  # most lanes of a lane group, unless one head needs more; K and V of wider groups would leave L2
+WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
+WARP_ROW_BYTES = 256  # of a row per warp, backward pass; wider heads go to teams of two or four warps
+
+# The same for all GPUs, since they weigh time of the host; fitted on an H200:
+CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at once: it is planned as soon as it is queued
+SETTLED_EDGES = 1 << 22  # fewest edges of one whose plan is cut to its exact size at once
+COMPACTED_EDGES = 1 << 16  # of graphs whose plan has memory to free: copies of fewer edges cost more than they free
+
+MANY_BLOCKS = 4096  # shared blocks: above it (eight waves on an H200) locality matters more than the tail
 
 ALWAYS, NEVER = float("inf"), 0
 

@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 
 import torch
 
+from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from .base import Backend
 
 MAX_DIM = 256
@@ -59,6 +60,21 @@ def _lacks(device: torch.device) -> str | None:
         found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
         return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
     return None
+
+
+def planned_kernel(instance: KernelInstance, query: torch.Tensor) -> Kernel:
+    """`get_kernel` for a call whose plan chose the work items per block.
+
+    Raises:
+        ValueError: the GPU has too little shared memory for so many of these heads.
+    """
+    try:
+        return get_kernel(instance, query.device.index)
+    except ValueError as error:
+        raise ValueError(
+            f"q: got {query.shape[2]} columns a head of {query.dtype}, for which the blocks of this plan are too large "
+            f"({error}); make it with plan_attention(..., head_dim={query.shape[2]}, dtype={query.dtype})"
+        ) from error
 
 
 def checked_inputs(

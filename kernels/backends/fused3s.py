@@ -22,9 +22,18 @@ from ..runtime.jit import (
 )
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
-from ..tuning import GROUP_WIDTH, tuning_for
+from ..tuning import GROUP_WIDTH, WARP_COLUMNS, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
-from .cuda import MAX_DIM, CudaBackend, check_out_dtype, checked_inputs, load_bytes, product_type, stride_scalars
+from .cuda import (
+    MAX_DIM,
+    CudaBackend,
+    check_out_dtype,
+    checked_inputs,
+    load_bytes,
+    planned_kernel,
+    product_type,
+    stride_scalars,
+)
 from .feature_products import pack_features
 from .fused3s_data import Fused3SData
 from .fused3s_edges import (
@@ -53,7 +62,6 @@ from .score_values import (
 )
 from .slot_order import in_slot_order
 
-WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
 VALUE_BYTES = 4 * TILE[0] * TILE[1]  # of a value of edges in the shared memory of a warp, as in cuda/tile_terms.cuh
 PACK_FEATURES = KernelInstance("pack_features.cu", "pack_features")
@@ -249,23 +257,27 @@ def _forward_schedules(
     element, num_heads = input_element(dtype), inputs.num_heads
     num_groups = -(-num_heads // heads_of_group(num_heads, dim))
 
-    def instances_of(items: int) -> list[KernelInstance]:
-        """The instance for the inputs; if the plan leaves some open, those with the most shared memory."""
-        widest = dim if inputs.head_dim else MAX_DIM
+    def instances_of(items: int, dim: int, out_dtype: torch.dtype) -> list[KernelInstance]:
+        """Instances for heads of `dim` columns: without edge data, and those with the most shared memory."""
         instances = [choose_instance(element, out_dtype, dim, items, num_heads)]
-        if not inputs.head_dim:
-            instances.append(choose_instance(element, dtype, widest, items, num_heads))
-        if inputs.dtype is None:
-            instances.append(choose_instance(Element.FLOAT, torch.float32, widest, items, num_heads))
         if inputs.edge_data and dtype != torch.float32:  # edge data of float32 runs edge by edge
             all_terms = EXPRESSION | KEY_FEATURES | VALUE_FEATURES
-            instances.append(fused_instance(element, dtype, widest, items, terms=all_terms))
+            instances.append(fused_instance(element, dtype, dim, items, terms=all_terms))
         return instances
 
     def form_of(items: int) -> ScheduleForm:
-        sizes = instance_sizes(tuple(instances_of(items)), device_index)
+        """Blocks of `items` work items, or of fewer, which fit the GPU with these inputs and, in 16 bits, with heads of
+        any width."""
+        instances, widest = instances_of(items, dim, out_dtype), instances_of(items, MAX_DIM, dtype)
+        if not inputs.head_dim:
+            instances += widest
+        if inputs.dtype is None:
+            float_dim = dim if inputs.head_dim else MAX_DIM
+            instances.append(choose_instance(Element.FLOAT, torch.float32, float_dim, items, num_heads))
+        sizes = instance_sizes(tuple(instances), device_index)
+        others = () if dtype == torch.float32 else instance_sizes(tuple(widest), device_index)
         of_values = MOST_TILE_VALUES * VALUE_BYTES * items if inputs.edge_data else 0
-        if items > 1 and any(each.shared_bytes + of_values > gpu.block_shared_bytes for each in sizes):
+        if items > 1 and any(each.shared_bytes + of_values > gpu.block_shared_bytes for each in (*sizes, *others)):
             return form_of(items // 2)
         return ScheduleForm(num_groups, items, gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * items)
 
@@ -337,7 +349,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
     if output.numel() == 0:
         return output
     of_edges = {} if edges is None else _edge_tensors(instance.arguments, data, edges, num_heads)
-    kernel = get_kernel(instance, query.device.index)
+    kernel = planned_kernel(instance, query)
     partials = arrived = None
     if num_partials := data.num_splits * num_groups:
         # Scratch memory per call: a plan may run on several streams at once.

@@ -10,12 +10,21 @@ from ..edge_data import BoundEdges
 from ..formats.schedule import ScheduleForm
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import ELEMENTS, Element, Kernel, KernelInstance, get_kernel, input_element, instance_sizes
+from ..runtime.jit import (
+    ELEMENTS,
+    Element,
+    Kernel,
+    KernelInstance,
+    KernelSizes,
+    get_kernel,
+    input_element,
+    instance_sizes,
+)
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
-from ..tuning import tuning_for
+from ..tuning import WARP_ROW_BYTES, tuning_for
 from .base import Call, Gradients, Memory
-from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, stride_scalars
+from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, planned_kernel, stride_scalars
 from .fused3s_data import Fused3SData
 from .fused3s_shapes import COMMON_DIM
 from .score_values import (
@@ -30,7 +39,6 @@ from .score_values import (
     terms_of,
 )
 
-WARP_ROW_BYTES = 256  # of a row per warp; wider heads are shared by teams of two or four warps
 GRADIENTS = frozenset(("query", "key", "value"))
 
 
@@ -83,14 +91,19 @@ def _pass_schedules(
     tuning = tuning_for(gpu)
     element = ELEMENTS[dtype or torch.float16]  # float32: three TF32 terms, whatever the current precision
     dim = head_dim or COMMON_DIM
-    # The plan must run with any inputs that it leaves open.
+    # The plan must run with any inputs that it leaves open, and in 16 bits with heads of any width.
     widest = element if dtype else Element.FLOAT, head_dim or MAX_DIM
+    others = [] if dtype == torch.float32 else [(element, MAX_DIM)]
 
     def form_of(teams: int, columns: bool) -> ScheduleForm:
         """Teams per block, and teams that the GPU runs at once."""
-        instances = [backward_instance(*each, columns, teams) for each in dict.fromkeys([(element, dim), widest])]
-        sizes = instance_sizes(tuple(instances), device_index)
-        if teams > 1 and sizes[-1].shared_bytes > gpu.block_shared_bytes:
+
+        def sizes_of(shapes: list[tuple[Element, int]]) -> tuple[KernelSizes, ...]:
+            instances = [backward_instance(*shape, columns, teams) for shape in dict.fromkeys(shapes)]
+            return instance_sizes(tuple(instances), device_index) if instances else ()
+
+        sizes = sizes_of([(element, dim), widest])
+        if teams > 1 and any(each.shared_bytes > gpu.block_shared_bytes for each in (*sizes, *sizes_of(others))):
             return form_of(teams // 2, columns)
         resident_teams = gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * teams
         return ScheduleForm(num_heads, teams, resident_teams, columns)
@@ -162,7 +175,7 @@ def launch_backward(
     for instance, (kv_tiles, work_items, num_splits, row_ids, gradient) in zip(instances, passes, strict=False):
         if not gradient.numel():
             continue
-        kernel, warps = get_kernel(instance, query.device.index), instance.arguments.warps
+        kernel, warps = planned_kernel(instance, query), instance.arguments.warps
         partial = arrived = None
         if num_partials := num_splits * num_heads:
             partial = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)

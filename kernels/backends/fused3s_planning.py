@@ -24,7 +24,7 @@ from ..runtime.launch import next_waits, stream_handle
 from ..runtime.readback import Readback
 from ..runtime.semaphores import is_capturing
 from ..tensor_record import map_tensors
-from ..tuning import tuning_for
+from ..tuning import COMPACTED_EDGES, tuning_for
 from .base import InputSpec
 from .cuda import product_type
 from .fused3s_backward import pass_schedules
@@ -33,7 +33,6 @@ from .fused3s_edges import part_edges_for_heads
 from .fused3s_shapes import COMMON_DIM, EXPRESSION, TILE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
 
-COMPACTED_EDGES = 1 << 16  # of graphs whose plan has memory to free: copies of fewer edges cost more than they free
 Graph = BSB | CSRPattern | EdgeList
 ForwardSchedule = Callable[[int], ScheduleForm]  # argument: upper bound of the KV tiles (`most_tiles_of`)
 CallInstances = Callable[[Fused3SData], list[KernelInstance]]  # kernels of the calls of a plan

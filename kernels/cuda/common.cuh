@@ -7,6 +7,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+constexpr int kArch = __CUDA_ARCH__;  // of the GPU that is compiled for: 900 is sm_90
+
 constexpr int kWarpSize = 32;
 constexpr u32 kFullWarp = 0xffffffffu;  // mask of all lanes, for warp collectives
 constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;

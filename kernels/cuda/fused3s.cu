@@ -115,11 +115,7 @@
 template <Element kIn, int kDim, int kHeads, int kTerms = 0>
 __device__ constexpr int max_warps() {
   constexpr int kWidth = HeadGroup<kDim, kHeads>::kWidth;
-#if __CUDA_ARCH__ == 900 || __CUDA_ARCH__ / 100 == 10
-  constexpr int kMediumWarps = 12;
-#else
-  constexpr int kMediumWarps = 8;
-#endif
+  constexpr int kMediumWarps = kArch == 900 || kArch / 100 == 10 ? 12 : 8;
   if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
   if (kHeads > 4 && kTerms & kExpression) return 12;
   constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kExpression) != 0 ||
@@ -207,6 +203,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
   static_assert((kTerms & kTypes) == 0, "types are fused3s_edges.cu's");
   constexpr bool kTransforms = kTerms & kExpression;
+  // Whether rows and number of keys are read again where they are needed: frees registers in the loop. Not on sm_90,
+  // whose code was measured without.
+  constexpr bool kRereadsItem = kArch != 900 && kTerms != 0 && kWidth > 192;
   static_assert(sizeof(BlockPartial) <= kDimWarps * sizeof(Shared::ring[0]), "a partial fits the rings of a team");
   static_assert(sizeof(Shared::ring) % sizeof(Shared::records[0]) == 0, "record addresses by ^ and &");
 
@@ -308,18 +307,21 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         if constexpr (kTerms & kDropout) dropout.apply(prob[0], record, rows.t);  // [7]
         if constexpr (kTerms & kValueFeatures) features.accumulate(rows.out, prob[0], i, key);
         if constexpr (kHasFeatures<kTerms>) features.advance();
-        rows.accumulate(prob, batch, stage, (i + 1 < count ? kTileKeys : num_keys) - 1);
+        const int keys = i + 1 < count ? kTileKeys : kRereadsItem ? static_cast<int>(ring.range().w) : num_keys;
+        rows.accumulate(prob, batch, stage, keys - 1);
       }
     }
     ring.advance(gather, i);
   }
 
+  // Else the loop stores its opaque `lane` to local memory for each KV tile.
+  if constexpr (kRereadsItem && kTerms & kKeyFeatures && kArch >= 1000) features.lane = threadIdx.x % kWarpSize;
   if constexpr (kTerms & kValueFeatures) features.add_to_output(rows.out, rows.sum[0]);
   if constexpr (kTerms & kDropout) scale_output(rows, p.dropout.rescale);
 
   const uint4 split = ring.split();
   if (static_cast<int>(split.x) == kWarp) {
-    if constexpr (kHasFeatures<kTerms>) load_rows(ring.window());  // again: frees registers in the loop
+    if constexpr (kHasFeatures<kTerms> || kRereadsItem) load_rows(ring.window());
     store_output<kDim, kHeads, kOut>(rows, p, row);
     return;
   }

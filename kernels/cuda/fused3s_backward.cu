@@ -72,22 +72,15 @@
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 __device__ constexpr int max_backward_warps() {
   constexpr int kWidth = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kWidth;
-#if __CUDA_ARCH__ == 900
-  constexpr bool kTightTerm = ScoreTerm<kIn, kTerms>::kRowSums + ScoreTerm<kIn, kTerms>::kColumnSums > 1;
-  constexpr int kColumnWarps = 12;
-#else
-  constexpr bool kTightTerm = true;
-  constexpr int kColumnWarps = 8;
-#endif
+  constexpr bool kTightTerm =
+      kArch != 900 || ScoreTerm<kIn, kTerms>::kRowSums + ScoreTerm<kIn, kTerms>::kColumnSums > 1;
+  constexpr int kColumnWarps = kArch == 900 ? 12 : 8;
   if (kTerms & kExpression) return kWidth > 64 ? 8 : kColumns ? kColumnWarps : kTightTerm ? 12 : 16;
-  if (kIsWide<kIn>) return kWidth <= 16 ? 16 : kWidth <= 32 || (kIn == Element::kTF32 && !kColumns) ? 12 : 8;
+  constexpr bool kFewTerms = kIn == Element::kTF32 && !kColumns && kArch < 1200;
+  if (kIsWide<kIn>) return kWidth <= 16 ? 16 : kWidth <= 32 || kFewTerms ? 12 : 8;
   if (kWidth <= 64) return kColumns ? 12 : 16;
   if (kColumns || kDimWarps > 1) return 8;
-#if __CUDA_ARCH__ == 900
-  constexpr bool kTight = kTerms != 0;
-#else
-  constexpr bool kTight = true;
-#endif
+  constexpr bool kTight = kArch != 900 || kTerms != 0;
   return kTight && kWidth > 112 ? 8 : 12;
 }
 

@@ -85,11 +85,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kV
       kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>)) ||
       (kHasFeatures && kTerms & kKeyFactor);
   static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor);
-#if __CUDA_ARCH__ == 900
-  static constexpr bool kTight = false;
-#else
-  static constexpr bool kTight = ScoreTerm<kIn, kTerms>::kEdgeValues > 1;
-#endif
+  static constexpr bool kTight = kArch != 900 && ScoreTerm<kIn, kTerms>::kEdgeValues > 1;
   static constexpr int kMinBlocks = kIsLargest                         ? 2
                                     : kIsWide<kIn>                     ? (kIsLarge ? 3 : 4)
                                     : kLaneDims > 12                   ? (kTerms & ~kDropout ? 3 : 4)

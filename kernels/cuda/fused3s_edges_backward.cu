@@ -37,6 +37,7 @@
 #include "lane_group.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
+#include "ptx/opaque.cuh"
 #include "score_terms.cuh"
 
 // Rows are rows of A in the pass over rows, and of A^T in the pass over columns. void tensors except O have type kIn.
@@ -298,11 +299,13 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     float features[kUnroll][kLaneFeatures];
     int gathered[kUnroll], type[kUnroll];
     i64 edge[kUnroll];
+    // On sm_100 and newer an address of each edge in each array would stay in registers throughout the loop.
+    const int start = kArch >= 1000 && Group::kHasFeatures ? opaque(first) : first;
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const bool exists = first + i < count;
       gathered[i] = next_index[i];
-      edge[i] = kOverRows ? static_cast<i64>(item.first_edge) + first + i : next_edge[i];
+      edge[i] = kOverRows ? static_cast<i64>(item.first_edge) + start + i : next_edge[i];
       if constexpr (Group::kUsesScore) {
         first_words[i] = Group::load(gathered_first.row(gathered[i]), first_dim, exists);  // [2]
       }

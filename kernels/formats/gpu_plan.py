@@ -25,6 +25,7 @@ from ..runtime.jit import KernelInstance, compile_ahead, get_kernel
 from ..runtime.launch import Launch, address_of, launch_all, next_waits
 from ..runtime.params import elements
 from ..runtime.semaphores import is_capturing
+from ..tuning import MANY_BLOCKS
 from .gpu_csr import (
     GPUCSR,
     SORT_WARPS,
@@ -39,7 +40,6 @@ from .gpu_edges import PLAN_EDGES, slot_launch
 from .gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS, most_items_of, most_parts_of, row_launches
 from .schedule import (
     ITEM_WORDS,
-    MANY_BLOCKS,
     SCHEDULE_NUMBERS,
     TILE_WORDS,
     ScheduleForm,

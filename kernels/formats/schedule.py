@@ -44,7 +44,6 @@ from .gpu_csr import WINDOW_ROWS
 TILE_KEYS = 16
 TILE_WORDS = 24  # int32 words of struct KVTile: 16 keys, -1 past the last, and the bitmap of the 16 x 16 block
 ITEM_WORDS = 56  # of struct WorkItem
-MANY_BLOCKS = 4096  # shared blocks: above it (eight waves) locality matters more than the tail
 # Of the rule in cuda/plan_schedule.cu:
 LEAST_SHARED_EDGES = 2 * TILE_KEYS + 1  # of a window shared by blocks: it has more than 2 KV tiles
 LEAST_SPLIT_TILES, MOST_SPLIT_TILES = 32, 256

@@ -387,6 +387,7 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
         for backend in BACKENDS:
             patch.setattr(backend, "get_kernel", gpu.get_kernel)
             patch.setattr(backend, "launch_kernel", gpu.launch_kernel)
+        patch.setattr(cuda, "get_kernel", gpu.get_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
         for backend in (fused3s, fused3s_backward):

@@ -8,6 +8,7 @@ from edge_cases import EDGE_LISTS, FORMS, EdgeList, assert_edge_attention, edge_
 from poison import poisoned_buffers
 
 from fused3s import Dropout, EdgeData, plan_attention
+from fused3s.runtime.source import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM
@@ -15,11 +16,22 @@ pytestmark = ON_SHIM
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 
 
-def run(monkeypatch, graph, tensors, edges, mode="late", reorder="none", scale=0.4, num_sms=2, **arguments):
+def run(
+    monkeypatch,
+    graph,
+    tensors,
+    edges,
+    mode="late",
+    reorder="none",
+    scale=0.4,
+    num_sms=2,
+    folder=CUDA_FOLDER,
+    **arguments,
+):
     """Output of a call that takes the kernel with tiles, on a GPU of `num_sms`: many split windows."""
     heads, dim = tensors[0].shape[1:]
     made, order = FORMS["scipy_coo"](graph)
-    with cuda_on_cpu(MODES[mode], num_sms=num_sms) as gpu:
+    with cuda_on_cpu(MODES[mode], num_sms=num_sms, folder=folder) as gpu:
         plan = plan_attention(
             made, backend="fused3s", device="cpu", dtype=tensors[0].dtype, head_dim=dim, num_heads=heads,
             edge_data=True, reorder=reorder,
@@ -57,6 +69,18 @@ def test_features(monkeypatch, kind, dim, dtype, mode, reorder, num_sms):
         edges = edge_inputs(kind, graph.num_edges, 1, dim, dtype)
         output = run(monkeypatch, graph, tensors, edges, mode, reorder, num_sms=num_sms)
         assert_edge_attention(output, graph, tensors, edges, 0.4, f"{name}, {kind}")
+
+
+def test_features_of_many_columns_on_sm_120(monkeypatch, tmp_path):
+    """On other architectures than sm_90, wide instances read rows and the number of keys again."""
+    common = (CUDA_FOLDER / "common.cuh").read_text(encoding="utf-8")
+    (tmp_path / "common.cuh").write_text(common.replace("__CUDA_ARCH__", "1200"), encoding="utf-8")
+    for name in SPARSE:
+        graph = EDGE_LISTS[name]()
+        tensors = qkv(graph.shape, 1, 200, HALF)
+        edges = edge_inputs("features", graph.num_edges, 1, 200, HALF)
+        output = run(monkeypatch, graph, tensors, edges, reorder="communities", folder=tmp_path)
+        assert_edge_attention(output, graph, tensors, edges, 0.4, name)
 
 
 def test_features_with_other_terms_heads_and_an_odd_dimension(monkeypatch):

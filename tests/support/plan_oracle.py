@@ -22,8 +22,9 @@ from fused3s.formats.csr import CSRPattern, csr_from_edges
 from fused3s.formats.edge_list import EdgeList
 from fused3s.formats.edges import canonical_csr, rows_of_edges
 from fused3s.formats.gpu_row_items import SORT_SEGMENT as ITEM_SORT_SEGMENT
-from fused3s.formats.schedule import ITEM_WORDS, MANY_BLOCKS, TILE_KEYS, TILE_WORDS, ScheduleForm
+from fused3s.formats.schedule import ITEM_WORDS, TILE_KEYS, TILE_WORDS, ScheduleForm
 from fused3s.runtime.device import GPULimits
+from fused3s.tuning import MANY_BLOCKS
 
 KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/fused3s.cu
 # int32 words of struct KVTile

@@ -11,10 +11,11 @@ from instances import forward_instance, plan_for
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from baselines import REGISTRY
-from fused3s.backends import fused3s
+from fused3s.backends import cuda, fused3s, fused3s_backward
 from fused3s.backends.base import Call, InputSpec
 from fused3s.backends.fused3s import heads_of_group
-from fused3s.backends.fused3s_shapes import EXPRESSION
+from fused3s.backends.fused3s_backward import backward_instance
+from fused3s.backends.fused3s_shapes import EXPRESSION, KEY_FEATURES, VALUE_FEATURES
 from fused3s.formats.csr import csr_pattern
 from fused3s.runtime.device import GPULimits
 from fused3s.runtime.jit import Element
@@ -24,6 +25,7 @@ from tests.cuda_shim.cuda_on_cpu import sizes_alone
 CPU = torch.device("cpu")
 WARPS, FEW_WARPS = SM90.warps, SM90.few_warps
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+A100 = GPULimits(num_sms=108, sm_shared_bytes=164 * 1024, block_shared_bytes=163 * 1024)
 H200 = GPULimits(num_sms=132, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
 RTX_4090 = GPULimits(num_sms=128, sm_shared_bytes=100 * 1024, block_shared_bytes=99 * 1024)
 SMALL, LARGE = EDGE_CASES["n_one_past_16"], lambda: sp.csr_array(np.ones((1600, 300), np.int8))
@@ -48,7 +50,7 @@ def build(monkeypatch, graph, inputs: InputSpec, gpu: GPULimits = H200, perm=Non
         (LARGE, H200, 200, FEW_WARPS),
         (SMALL, H200, 256, WARPS),  # too few KV tiles for all SMs: more warps share them
         (SMALL, RTX_4090, 256, FEW_WARPS),  # four warps' rings are more than a block gets
-        (SMALL, RTX_4090, 192, WARPS),
+        (SMALL, RTX_4090, 64, FEW_WARPS),  # the rings of a call with wider heads would be, too
     ],
 )
 def test_warps_of_a_plan(monkeypatch, make_graph, gpu, dim, warps):
@@ -56,6 +58,36 @@ def test_warps_of_a_plan(monkeypatch, make_graph, gpu, dim, warps):
     assert data.work_items.shape[1] == warps
     assert compiled == [forward_instance(HALF, FLOAT, dim, warps)]
     assert fits(compiled[0], gpu)
+
+
+@pytest.mark.parametrize("gpu", [H200, A100, RTX_4090], ids=["H200", "A100", "RTX 4090"])
+@pytest.mark.parametrize("edge_data", [False, True])
+def test_a_plan_for_few_columns_runs_with_many(monkeypatch, gpu, edge_data):
+    plan_for(monkeypatch, gpu)
+    inputs = InputSpec(HALF, 64, edge_data=edge_data)
+    terms = EXPRESSION | KEY_FEATURES | VALUE_FEATURES if edge_data else 0
+    for most_tiles in (1, 1 << 20):
+        items = fused3s.forward_schedule(gpu, inputs, None, most_tiles).warps
+        for dim in (136, 192, 250, 256):
+            assert fits(forward_instance(BFLOAT, FLOAT, dim, items, terms=terms), gpu)
+    for columns, form in enumerate(fused3s_backward.pass_schedules(CPU, 1, 64, HALF)):
+        for dim in (136, 192, 250, 256):
+            assert fits(backward_instance(Element.HALF, dim, bool(columns), form.warps), gpu)
+
+
+def test_a_plan_whose_blocks_are_too_large_for_a_call_names_the_argument(monkeypatch):
+    """Teams of float32 at 256 columns: four need more shared memory than any GPU has."""
+    graph = SMALL()
+    data, _ = build(monkeypatch, graph, InputSpec(HALF, 64))
+
+    def get_kernel(instance, device_index):
+        raise ValueError("it needs 266240 bytes of shared memory a block; this GPU offers 232448")
+
+    monkeypatch.setattr(cuda, "get_kernel", get_kernel)
+    q = torch.zeros(graph.shape[0], 1, 256)
+    text = r"q: got 256 columns a head of torch.float32, .*266240 bytes.*\(..., head_dim=256, dtype=torch.float32\)"
+    with pytest.raises(ValueError, match=text):
+        REGISTRY["fused3s"].attend(data, Call(q, q, q, 1.0, FLOAT))
 
 
 @pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
