@@ -16,7 +16,6 @@ from ..runtime.jit import (
     Kernel,
     KernelInstance,
     KernelSizes,
-    get_kernel,
     input_element,
     instance_sizes,
 )
