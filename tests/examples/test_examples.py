@@ -1,0 +1,90 @@
+"""The programs of examples/ run as a reader starts them, and compute what the originals compute."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import fused3s.nn
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a program with options; the losses that it prints."""
+
+    def start(name, *options):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, options)])
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
+
+    return start
+
+
+@pytest.fixture
+def program():
+    """The names that a program defines."""
+    return lambda name: runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+PYG = (
+    ("pyg_neighbor_loader", "--loader", "random", "--nodes", 200, "--epochs", 4),
+    ("pyg_unimp_arxiv", "--nodes", 200, "--epochs", 4),
+)
+
+
+@pytest.mark.parametrize("command", PYG, ids=lambda command: command[0])
+def test_losses_are_those_of_the_layer_of_pyg(run, monkeypatch, command):
+    """The same program with PyG's layer: same weights from the seed, without dropout, whose masks differ."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    losses = []
+    for layer in (fused3s.nn.TransformerConv, pyg.TransformerConv):
+        monkeypatch.setattr(
+            fused3s.nn,
+            "TransformerConv",
+            lambda *sizes, layer=layer, **options: layer(*sizes, **options | {"dropout": 0.0}),
+        )
+        losses.append(run(*command))
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_a_missing_sampler_is_named(run, monkeypatch):
+    typing = pytest.importorskip("torch_geometric.typing")
+    for name in ("WITH_PYG_LIB", "WITH_TORCH_SPARSE"):
+        monkeypatch.setattr(typing, name, False)
+    with pytest.raises(SystemExit, match=r"NeighborLoader needs pyg-lib .* or torch-sparse"):
+        run("pyg_neighbor_loader")
+
+
+def dense(edge_index, shape):
+    """How often each edge (query, key) occurs, [num_rows, num_cols]."""
+    copies = torch.zeros(shape, dtype=torch.float64)
+    return copies.index_put_((edge_index[1], edge_index[0]), torch.ones((), dtype=torch.float64), accumulate=True)
+
+
+def test_plain_pytorch(run, program):
+    """A block against PyTorch's attention with the logarithm of the number of copies of an edge as mask."""
+    losses = run("plain_pytorch", "--nodes", 200, "--epochs", 4)
+    assert losses[-1] < losses[0]
+    example = program("plain_pytorch")
+    block, x, edge_index = example["Block"](12, 3).double(), torch.randn(30, 12).double(), torch.randint(30, (2, 200))
+
+    def attend(q, k, v):
+        heads_first = (tensor.transpose(0, 1) for tensor in (q, k, v))
+        out = scaled_dot_product_attention(*heads_first, attn_mask=dense(edge_index, (30, 30)).log())
+        return out.transpose(0, 1)
+
+    found = block(x, fused3s.plan_attention(edge_index, shape=(30, 30), device="cpu"))
+    torch.testing.assert_close(found, block(x, attend), rtol=1e-9, atol=1e-9)
