@@ -9,6 +9,9 @@ import pytest
 import torch
 from reference_room import ReferenceRoom, capture_steps_on_cpu
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch_geometric import typing
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GINEConv, GPSConv, TransformerConv
 
 import fused3s.nn
 
@@ -48,9 +51,8 @@ PYG = (
 @pytest.mark.parametrize("command", PYG, ids=lambda command: command[0])
 def test_losses_are_those_of_the_layer_of_pyg(run, monkeypatch, command):
     """The same program with PyG's layer: same weights from the seed, without dropout, whose masks differ."""
-    pyg = pytest.importorskip("torch_geometric.nn")
     losses = []
-    for layer in (fused3s.nn.TransformerConv, pyg.TransformerConv):
+    for layer in (fused3s.nn.TransformerConv, TransformerConv):
         monkeypatch.setattr(
             fused3s.nn,
             "TransformerConv",
@@ -62,7 +64,6 @@ def test_losses_are_those_of_the_layer_of_pyg(run, monkeypatch, command):
 
 
 def test_a_missing_sampler_is_named(run, monkeypatch):
-    typing = pytest.importorskip("torch_geometric.typing")
     for name in ("WITH_PYG_LIB", "WITH_TORCH_SPARSE"):
         monkeypatch.setattr(typing, name, False)
     with pytest.raises(SystemExit, match=r"NeighborLoader needs pyg-lib .* or torch-sparse"):
@@ -93,7 +94,6 @@ def test_plain_pytorch(run, program):
 
 def test_captured_loop(program, monkeypatch):
     """Padded batches train as they are, by replays on the CPU; the last batch is not full."""
-    pytest.importorskip("torch_geometric")
     capture_steps_on_cpu(monkeypatch, fused3s)
     monkeypatch.setattr(fused3s, "PlanRoom", ReferenceRoom)
     example = program("captured_loop")
@@ -121,3 +121,25 @@ def test_captured_loop(program, monkeypatch):
     expected = train(lambda update, *_: update)
     assert expected[-1] < expected[0]
     assert train(captured) == pytest.approx(expected, rel=1e-4)
+
+
+def test_graphgps(run, program):
+    """The layer against PyG's GPSConv, whose attention is torch.nn.MultiheadAttention on a padded batch."""
+    losses = run("graphgps", "--graphs", 60, "--epochs", 3)
+    assert losses[-1] < losses[0]
+    example = program("graphgps")
+    layer, sizes = example["GPSLayer"](12, 3).double(), [5, 1, 9, 2]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.3)
+    original = GPSConv(12, GINEConv(layer.local_model.nn), heads=3).double()
+    names = {"attn": "self_attn", "norm1.module": "norm1_local", "norm2.module": "norm1_attn", "norm3.module": "norm2"}
+    names |= {"mlp.0": "ff_linear1", "mlp.3": "ff_linear2"}
+    for name, of_layer in names.items():
+        original.get_submodule(name).load_state_dict(layer.get_submodule(of_layer).state_dict())
+    data = [Data(edge_index=torch.randint(size, (2, 2 * size)), num_nodes=size) for size in sizes]
+    batch = Batch.from_data_list([example["with_pairs"](graph) for graph in data])
+    x, edge_attr = torch.randn(17, 12).double(), torch.randn(batch.num_edges, 12).double()
+    expected = original(x, batch.edge_index, batch.batch, edge_attr=edge_attr)
+    plan = fused3s.plan_attention(batch.pair_index, shape=(17, 17), device="cpu")
+    torch.testing.assert_close(layer(x, batch.edge_index, edge_attr, plan), expected, rtol=1e-9, atol=1e-9)
