@@ -143,3 +143,31 @@ def test_graphgps(run, program):
     expected = original(x, batch.edge_index, batch.batch, edge_attr=edge_attr)
     plan = fused3s.plan_attention(batch.pair_index, shape=(17, 17), device="cpu")
     torch.testing.assert_close(layer(x, batch.edge_index, edge_attr, plan), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_exphormer(run, program):
+    """The layer against Exphormer's formula: sums over edges, with repeated ones and a clamp that acts."""
+    losses = run("exphormer", "--nodes", 60, "--epochs", 4)
+    assert losses[-1] < losses[0]
+    example = program("exphormer")
+    x, (source, target), features = example["graph"](20)
+    assert len(set(zip(source.tolist(), target.tolist(), strict=True))) < len(source)
+    layer, embedding = example["ExphormerAttention"](12, 3).double(), torch.rand(features.shape[1], 12).double()
+    with torch.no_grad():  # scores below zero, so that 1e-6 counts
+        layer.K.weight.copy_(-layer.Q.weight.mul_(8))
+        layer.E.weight.abs_()
+    x, features = (1 + 0.3 * torch.randn(22, 12)).double(), features.double()
+    options = {"shape": (22, 22), "device": "cpu", "backend": "reference", "edge_data": True}
+    plan = fused3s.plan_attention(torch.stack([source, target]), **options)
+    edges = plan.bind_edges(fused3s.EdgeData(features=features, clamp=5.0))
+
+    q, k, v = (linear(x).view(22, 3, 4) for linear in (layer.Q, layer.K, layer.V))
+    of_edge = layer.E(features @ embedding).view(-1, 3, 4)
+    scores = (k[source] * q[target] / 2 * of_edge).sum(-1, keepdim=True)
+    assert scores.min() < -5 < scores.max()
+    weight = scores.clamp(-5, 5).exp()
+    sums = torch.zeros(22, 3, 1).double().index_add(0, target, weight)
+    expected = torch.zeros(22, 3, 4).double().index_add(0, target, weight * v[source]) / (sums + 1e-6)
+    torch.testing.assert_close(
+        layer(x, plan, edges, embedding), expected.flatten(1), rtol=1e-6, atol=1e-9
+    )  # the LSE is float32
