@@ -171,3 +171,64 @@ def test_exphormer(run, program):
     torch.testing.assert_close(
         layer(x, plan, edges, embedding), expected.flatten(1), rtol=1e-6, atol=1e-9
     )  # the LSE is float32
+
+
+def anemoi_case(program):
+    """A block of the example in float64, and inputs of a rectangular graph."""
+    example = program("anemoi_block")
+    block = example["Block"](24, 3, 4, 48).double()
+    key, query = torch.randint(9, (60,)), torch.randint(14, (60,))
+    key[0] = key[1] = query[0] = query[1] = 5  # a repeated edge
+    attr = torch.randn(60, 4).double()
+    return block, torch.randn(9, 24).double(), torch.randn(14, 24).double(), torch.stack([key, query]), attr
+
+
+def run_block(block, source, target, edge_index, attr):
+    shape = len(target), len(source)
+    plan = fused3s.plan_attention(edge_index, shape=shape, device="cpu", edge_data=True)
+    return block(source, target, plan, torch.cat([attr, torch.ones(len(attr), 1).double()], 1))
+
+
+def test_anemoi_block(run, program):
+    """The attention of the block against PyG's TransformerConv, whose edge features get the column of ones."""
+    losses = run("anemoi_block", "--points", 80, "--steps", 12, "--heads", 2)
+    assert sum(losses[6:]) < sum(losses[:6])
+    block, source, target, edge_index, attr = anemoi_case(program)
+    conv = TransformerConv(24, 8, heads=3, edge_dim=5).double()
+    for name, layer in {"query": "query", "key": "key", "value": "value", "skip": "self"}.items():
+        getattr(conv, f"lin_{name}").load_state_dict(getattr(block, f"lin_{layer}").state_dict())
+    with torch.no_grad():
+        conv.lin_edge.weight.copy_(torch.cat([block.lin_edge.weight, block.lin_edge.bias[:, None]], 1))
+    normed = block.layer_norm_attention_src(source), block.layer_norm_attention(target)
+    out = conv(normed, edge_index, torch.cat([attr, torch.ones(60, 1).double()], 1))
+    out = block.projection(out) + target
+    expected = block.node_dst_mlp["mlp"](block.layer_norm_mlp_dst(out)) + out
+    torch.testing.assert_close(run_block(block, source, target, edge_index, attr), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["GraphTransformerMapperBlock", "GraphTransformerProcessorBlock"])
+def test_anemoi_block_against_the_package(program, name):
+    """With anemoi-models installed: its own blocks take the state dict and give the same numbers and gradients."""
+    blocks = pytest.importorskip("anemoi.models.layers.block")
+    utils = pytest.importorskip("anemoi.models.layers.utils")
+    block, source, target, edge_index, attr = anemoi_case(program)
+    is_processor = "Processor" in name
+    if is_processor:
+        source = target
+    kernels = utils.load_layer_kernels({})
+    options = {"in_channels": 24, "hidden_dim": 48, "out_channels": 24, "num_heads": 3, "edge_dim": 4}
+    original = getattr(blocks, name)(**options, layer_kernels=kernels, graph_attention_backend="pyg").double()
+    missing, unexpected = original.load_state_dict(block.state_dict(), strict=False)
+    assert all("layer_norm_attention_dest" in name for name in missing)  # a second name of layer_norm_attention
+    assert all("layer_norm_attention_src" in name and is_processor for name in unexpected)
+    if is_processor:
+        expected, _ = original(target, attr, edge_index, None, 1, len(target))
+    else:
+        (_, expected), _ = original((source, target), attr, edge_index, None, 1, (len(source), len(target)))
+    found = run_block(block, source, target, edge_index, attr)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    gradients = [
+        torch.autograd.grad(out.square().sum(), of.lin_edge.parameters())
+        for out, of in ((found, block), (expected, original))
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
