@@ -1,5 +1,6 @@
 """The programs of examples/ run as a reader starts them, and compute what the originals compute."""
 
+import math
 import re
 import runpy
 import sys
@@ -261,3 +262,25 @@ def test_dgl_graph_transformer(run, monkeypatch):
     assert losses[-1] < losses[0]
     monkeypatch.setattr(fused3s.nn, "SparseMHA", DenseMHA)
     assert run(*command) == pytest.approx(losses, abs=2e-4)
+
+
+def test_sphere_attention(run, program):
+    """A block against PyTorch's attention with the logarithm of the areas as mask; the areas integrate polynomials."""
+    losses = run("sphere_attention", "--latitudes", 8, "--steps", 10, "--radius", 0.8)
+    assert losses[-1] < losses[0]
+    example = program("sphere_attention")
+    points, areas = (tensor.double() for tensor in example["grid"](40))
+    integrals = areas @ torch.stack([torch.ones(len(points)), points[:, 0] ** 2, points[:, 2] ** 2, points[:, 2]], 1)
+    exact = 4 * math.pi * torch.tensor([1, 1 / 3, 1 / 3, 0]).double()
+    torch.testing.assert_close(integrals, exact, rtol=2e-3, atol=1e-4)
+    points, areas = (tensor.double() for tensor in example["grid"](6))
+    block, x = example["Block"]().double(), torch.randn(72, 64).double()
+    is_near = torch.acos((points @ points.T).clamp(-1, 1)) < 0.7
+
+    def attend(q, k, v, edges):
+        heads_first = (tensor.transpose(0, 1) for tensor in (q, k, v))
+        mask = areas.log().masked_fill(~is_near, -torch.inf)
+        return scaled_dot_product_attention(*heads_first, attn_mask=mask).transpose(0, 1)
+
+    plan, bound = example["plan_sphere"](points, areas, 0.7)
+    torch.testing.assert_close(block(x, plan, bound), block(x, attend, None), rtol=1e-9, atol=1e-9)
