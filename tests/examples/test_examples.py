@@ -284,3 +284,36 @@ def test_sphere_attention(run, program):
 
     plan, bound = example["plan_sphere"](points, areas, 0.7)
     torch.testing.assert_close(block(x, plan, bound), block(x, attend, None), rtol=1e-9, atol=1e-9)
+
+
+def test_distance_potential(run, program):
+    """Energies against dense attention with distances in the mask, keys and values; forces against differences."""
+    losses = run("distance_potential", "--structures", 16, "--epochs", 10)
+    assert losses[-1] < losses[0]
+    example = program("distance_potential")
+    model = example["Potential"]().double()
+    positions = (1.3 * torch.rand(2, 5, 3)).double().requires_grad_()
+
+    def energy(points):
+        """Of one structure. A pair (i, j) has its own key and value, so that each is attention of one query."""
+        r = (points[:, None] - points + torch.eye(len(points))[..., None]).norm(dim=-1)  # a diagonal of no use
+        is_edge = (r < 2.0) & ~torch.eye(len(points), dtype=torch.bool)
+        basis = torch.exp(-8 * (r[..., None] - torch.linspace(0.5, 2.0, 12).double()) ** 2)
+        h = model.atom.expand(len(points), -1)
+        for qkv, radial, slope in zip(model.qkv, model.radial, model.slope, strict=True):
+            q, k, v = qkv(h).view(len(points), 3, 4, 8).unbind(1)
+            keys, values = (
+                each + basis @ weight.flatten(0, 1).T.view(12, 32)
+                for each, weight in zip((k.flatten(1), v.flatten(1)), radial, strict=True)
+            )
+            scores = torch.einsum("ihd,ijhd->ijh", q, keys.unflatten(-1, (4, 8))) / 8**0.5
+            scores = scores - slope * r[..., None] + 2 * (1 - r / 2.0).clamp(min=1e-9).log()[..., None]
+            weights = scores.masked_fill(~is_edge[..., None], -torch.inf).softmax(1)
+            h = h + torch.einsum("ijh,ijhd->ihd", weights, values.unflatten(-1, (4, 8))).flatten(1)
+        return model.energy(h).sum()
+
+    found = model(positions)
+    expected = torch.stack([energy(points) for points in positions])
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    forces = [torch.autograd.grad(energies.sum(), positions)[0] for energies in (found, expected)]
+    torch.testing.assert_close(*forces, rtol=1e-7, atol=1e-9)
