@@ -7,7 +7,7 @@ row of steps begins, for both layers. A captured loop (`bench.captured_loop`) co
 timed steps.
 
     backend  launch      layer
-    auto     eager       ours, such as models.fused3s.nn.TransformerConv; the note names the attention backend that ran
+    auto     eager       ours, such as fused3s.nn.TransformerConv; the note names the attention backend that ran
     auto     cuda_graph  the same, the loop captured
     pyg      eager       PyG's, such as torch_geometric.nn.TransformerConv
 

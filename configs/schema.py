@@ -91,6 +91,7 @@ class DataConfig(Section):
     batches: Count | Literal["all"] = 1  # batches that inference goes over; training goes over all
     order: Literal["dataset", "random"] = "dataset"  # order in which graphs are taken
     split: Literal["train", "val", "test"] | None = None  # null: the choice of the published run
+    self_loops: bool = False  # add those that are missing: each node attends to itself
 
     @model_validator(mode="before")
     @classmethod
@@ -148,10 +149,13 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """Graph Transformer of Dwivedi and Bresson; the defaults are the paper's end-to-end model."""
+    """Graph Transformer of Dwivedi and Bresson; the defaults are the paper's end-to-end model. Or a stack of attention
+    layers (`models.conv_net`)."""
 
+    kind: Literal["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"] = "graph_transformer"
     dim: int = Field(default=128, ge=MIN_DIM, le=65_536)
     heads: int = Field(default=1, ge=1, le=65_536)
+    out_heads: int = Field(default=1, ge=1, le=65_536)  # of the last layer, which averages them; not of blocks
     blocks: int = Field(default=10, ge=1, le=10_000)
     norm: Literal["layer", "batch"] = "layer"
     pos_enc: int = Field(default=0, ge=0, le=1_024)  # Laplacian eigenvectors added to the input; 0: none
@@ -173,6 +177,15 @@ class ModelConfig(Section):
             raise ValueError(f"{both}: dim must be a multiple of heads")
         if self.head_dim > MAX_HEAD_DIM:
             raise ValueError(f"{both}: a head has {self.head_dim} columns; allowed are 1 to {MAX_HEAD_DIM}")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_the_kind(self) -> Self:
+        of_blocks, of_layers = ("norm", "pos_enc", "edge_features"), ("out_heads",)
+        for key in of_layers if self.kind == "graph_transformer" else of_blocks:
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default:
+                raise ValueError(f"model.{key} = {value!r} and model.kind = {self.kind!r}: only {default!r} is allowed")
         return self
 
 
@@ -255,6 +268,15 @@ class Config(Section):
             problems.append(f"model.edge_features = {form!r} and data.name = {name!r}: these have them: {having}")
         if self.runtime.partition == "heads" and self.model.heads == 1:
             problems.append("runtime.partition = 'heads' and model.heads = 1: each rank needs a head")
+        if self.model.kind != "graph_transformer" and self.runtime.dense in ("fused", "compiled"):
+            problems.append(
+                f"runtime.dense = {self.runtime.dense!r} and model.kind = {self.model.kind!r}: it is of the Graph "
+                "Transformer's blocks; use auto or plain"
+            )
+        if self.model.kind != "graph_transformer" and not self.data.reads_file and data.info(name).task == "graph":
+            problems.append(f"model.kind = {self.model.kind!r} and data.name = {name!r}: it classifies nodes")
+        if self.data.self_loops and form != "none":
+            problems.append(f"data.self_loops = True and model.edge_features = {form!r}: self-loops have no features")
         if self.runtime.dense == "fused" and self.model.norm != "layer":
             problems.append("runtime.dense = 'fused' and model.norm = 'batch': the fused kernel takes 'layer'")
         if self.data.batches != 1:

@@ -80,6 +80,15 @@ def _slices(size: int) -> Iterator[slice]:
         yield slice(first, min(first + HASHED_AT_A_TIME, size))
 
 
+def with_self_loops(graph: RawGraph | CsrGraph) -> RawGraph:
+    """The graph with an edge from each node to itself; without edge data."""
+    own = np.arange(graph.num_nodes, dtype=np.int64)
+    is_loop = graph.row == graph.col
+    row, col = (np.concatenate([ids[~is_loop].astype(np.int64, copy=False), own]) for ids in (graph.row, graph.col))
+    contents = {each.name: getattr(graph, each.name) for each in fields(Contents)} | {"edata": {}}
+    return RawGraph(row=row, col=col, num_nodes=graph.num_nodes, origin=graph.origin, **contents)
+
+
 def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
     """The canonical form of a graph; a CsrGraph, such as a kept surrogate, is returned unchanged."""
     if isinstance(graph, CsrGraph):

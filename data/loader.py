@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from data.canonical import to_csr
+from data.canonical import to_csr, with_self_loops
 from data.errors import DatasetMissingError, DownloadError, RectangularGraphError
 from data.features import check_classes, check_codes, check_targets, random_features, require_feature_memory
 from data.files import read_graph
@@ -39,6 +39,7 @@ def load(
     seed: int = 0,
     features: bool = True,
     edge_features: bool = False,
+    self_loops: bool = False,
 ) -> LoadedGraph:
     """Load a graph, or a batch of small graphs, with node features.
 
@@ -67,6 +68,7 @@ def load(
             to load.
         edge_features: True adds `edge_data["feat"]`, float32 [nnz, F] or int64 [nnz, C] (bonds): the original ones of
             official files and of a file with `edge_feat`, else random ones of the registered kind.
+        self_loops: True adds an edge from each node to itself where it is missing; not with edge features.
 
     Returns:
         The graph as CSR tensors on the CPU, each edge once, int32 ids (int64 from 2^31 edges on), and as a DGLGraph
@@ -85,6 +87,10 @@ def load(
     """
     chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed}
     found_in, raw = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
+    if self_loops:
+        if edge_features:
+            raise ValueError("self_loops: got True with edge_features=True; self-loops have no features")
+        raw = with_self_loops(raw)
     return _finish(name, registry().get(name), found_in, raw, seed, features, edge_features)
 
 

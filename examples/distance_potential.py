@@ -21,21 +21,16 @@ class Potential(nn.Module):
         self.radial = nn.Parameter(torch.randn(num_layers, 2, HEADS, WIDTH // HEADS, RADIAL) / 3)
         self.energy = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 1))
 
-    def forward(self, positions: Tensor) -> Tensor:  # [structures, atoms, 3] -> energies [structures]
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions [structures, atoms, 3] -> energies [structures]."""
         (edge_index, r), atoms = radius_graph(positions), positions[..., 0].numel()
         basis = torch.exp(-8 * (r[:, None] - torch.linspace(0.5, CUTOFF, RADIAL).to(r)).square())
-        options = {
-            "dtype": r.dtype,
-            "head_dim": WIDTH // HEADS,
-            "num_heads": HEADS,
-            "edge_data": True,
-            "backward": True,
-        }
-        plan = plan_attention(edge_index, shape=(atoms, atoms), device=r.device, **options)
+        options = {"dtype": r.dtype, "head_dim": WIDTH // HEADS, "num_heads": HEADS, "edge_data": True}
+        plan = plan_attention(edge_index, shape=(atoms, atoms), device=r.device, backward=True, **options)
         h = self.atom.expand(atoms, -1)
         for qkv, radial, slope in zip(self.qkv, self.radial, self.slope, strict=True):
             q, k, v = qkv(h).unflatten(1, (3, HEADS, -1)).unbind(1)
-            score = ScoreTerm(
+            score = ScoreTerm(  # the weight of an edge is 0 at the cutoff
                 "s - slope * r + 2 * log(1 - r / cutoff)", edge={"r": r}, head={"slope": slope}, cutoff=CUTOFF
             )
             edges = EdgeData(features=basis, key_weight=radial[0], value_weight=radial[1], score=score)
@@ -68,8 +63,9 @@ def main(structures: int, epochs: int) -> None:
         loss.backward()
         optimiser.step()
         print(f"epoch {epoch}: loss {loss:.4f}")
-    forces = -torch.autograd.grad(model(positions.requires_grad_()).sum(), positions)[0]  # no second derivatives: their
-    print(f"forces {list(forces.shape)}, {forces.norm(dim=-1).mean():.3f} on average")  # errors cannot be trained on
+    # Training on forces takes second derivatives, an error with the backend fused3s.
+    forces = -torch.autograd.grad(model(positions.requires_grad_()).sum(), positions)[0]
+    print(f"forces {list(forces.shape)}, {forces.norm(dim=-1).mean():.3f} on average")
 
 
 if __name__ == "__main__":

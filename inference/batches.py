@@ -18,7 +18,7 @@ from data.csr_batches import CsrBatch, CsrBatches, GraphRange
 from data.prefetch import made_ahead
 from fused3s import AttentionPlan
 from fused3s.formats.csr import CSRPattern
-from models import Execution, GraphInputs, GraphTransformer
+from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
 from training.padded_batches import PaddedBatches
 
@@ -76,7 +76,7 @@ def replays(graphs: CsrBatches, padded: PaddedBatches, execution: Execution) -> 
 
 def eager_passes(
     batches: Iterable[CsrBatch],
-    model: GraphTransformer,
+    model: GraphModel,
     plan: Callable[[CSRPattern], AttentionPlan],
     forward: Callable[[GraphInputs], Tensor],
     stream: torch.cuda.Stream | None = None,

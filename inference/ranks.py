@@ -17,7 +17,7 @@ from fused3s import AttentionPlan
 from inference.batches import SetRun
 from inference.memory import memory_for
 from inference.source import AllBatches, Attention, Source
-from models import Execution, GraphInputs, GraphTransformer
+from models import Execution, GraphInputs, GraphModel
 from parallel import Group, Part, PartAttention, all_values, check_agreement, gather_rows, on_first_rank
 from parallel.collectives import gather_uneven
 from parallel.cost_model import LINKS, Choice
@@ -57,7 +57,7 @@ class PartOfGraph(Source):
         gather_rows(self.part, execution.run(), self.group, lambda rows: blocks.append(rows.float().cpu()))
         return torch.cat(blocks) if self.group.is_first else None, None
 
-    def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor | None:
+    def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
         """Logits of the whole graph, computed on rank 0's device."""
 
         def run() -> Tensor:
@@ -107,7 +107,7 @@ class ShareOfBatches(AllBatches):
         num_graphs = self.loaded.meta.num_graphs
         return self._gathered(logits), replace(run, passes=slowest, num_graphs=num_graphs, num_batches=num_batches)
 
-    def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor | None:
+    def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
         return self._gathered(super().reference(model, dtype))
 
     def _gathered(self, logits: Tensor) -> Tensor | None:

@@ -53,7 +53,9 @@ def report_table(run: Run) -> Table:
         kind = "categorical" if meta.edge_feature_cardinalities else "float"
         lines["edge features"] = f"{meta.edge_feature_dim:,} {kind} columns, {meta.edge_features}"
     lines |= {
-        "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}{edges}",
+        "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}{edges}"
+        if model.kind == "graph_transformer"
+        else f"{model.blocks} layers ({model.kind}), d = {model.dim}, heads = {model.heads}, then {model.out_heads}",
         "weights": source.weights.describe(),
     }
     if run.score:

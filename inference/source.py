@@ -22,7 +22,7 @@ from data.csr_batches import CsrBatches, GraphRange
 from fused3s.runtime.cuda_graph import CaptureError
 from inference.batches import Passes, SetRun, eager_passes, replays, run_pass, run_set
 from inference.memory import memory_for
-from models import Execution, GraphInputs, GraphTransformer
+from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import Attention as AnyAttention
 from models.graph_inputs import pattern_of
 from training.padded_batches import PaddedBatches, make_room, padding_refused
@@ -60,7 +60,7 @@ class Source:
         self.model = self.new_model(self.dtype)
         self.dense = config.runtime.dense
 
-    def new_model(self, dtype: torch.dtype) -> GraphTransformer:
+    def new_model(self, dtype: torch.dtype) -> GraphModel:
         """A model of its own on the device, for inference."""
         config, meta = self.config, self.loaded.meta
         with memory_for("building the model", config):
@@ -98,7 +98,7 @@ class Source:
         of batches also their times."""
         return execution.run().float().cpu(), None
 
-    def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor | None:
+    def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
         """Logits as of `predict`, of a model of this dtype by the backend "reference" and plain layers. Call it under
         `torch.inference_mode()`."""
         return self._reference(model, dtype, self.loaded.graph)
@@ -111,7 +111,7 @@ class Source:
         """Columns of a row of results about the ranks."""
         return {}
 
-    def _reference(self, model: GraphTransformer, dtype: torch.dtype, graph: Any) -> Tensor:
+    def _reference(self, model: GraphModel, dtype: torch.dtype, graph: Any) -> Tensor:
         return model(model.prepare(graph, self.plan_on(graph, "reference", dtype))).float().cpu()
 
 
@@ -191,7 +191,7 @@ class AllBatches(Source):
         run = SetRun(timed, batches.num_graphs, len(batches), batches.batch_size, batches.kept_on)
         return torch.cat(parts), run
 
-    def reference(self, model: GraphTransformer, dtype: torch.dtype) -> Tensor | None:
+    def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
         parts: list[Tensor] = []
         passes = self._eager(model, partial(self.plan_on, backend="reference", dtype=dtype), model)
         run_pass(passes, lambda batch, logits: parts.append(logits), self.device)
@@ -199,7 +199,7 @@ class AllBatches(Source):
 
     def _eager(
         self,
-        model: GraphTransformer,
+        model: GraphModel,
         plan: Callable[[Any], fused3s.AttentionPlan],
         forward: Callable[[GraphInputs], Tensor],
     ) -> Passes:

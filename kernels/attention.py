@@ -1,58 +1,13 @@
 """The public call: `sparse_attention(q, k, v, graph)`, and `plan_attention(graph)` for a graph that is used often.
 
-O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 1). Semantics of all backends:
-
-* Non-edges have score -inf; a score of exactly 0 is an edge.
-* A row without an edge gives zeros, as does a row whose scores are all -inf (`dgl` and `pyg` give NaN for the latter).
-* A NaN, or an infinity that turns into one, in Q or K reaches the rows whose edges use it. In V it reaches every row
-  with an edge to it, and other rows if a tensor core multiplies it by 0: all rows of the windows or blocks that gather
-  it (16 rows with `fused3s` and `fused3s_paper`, 8 with `flashsparse_*`, 128 x 128 blocks with `flex_attention`).
-  `sdpa_padded` is dense inside the groups of diagonal blocks that it packs: a NaN reaches the whole group. If `fused3s`
-  folds narrow heads, a NaN in Q or K of one head also reaches the other heads of its group in those rows. A NaN in
-  features of edges may reach up to 16 neighbouring rows.
-* `flashsparse_naive` subtracts no maximum: a score above 88 makes its row NaN (0 where only the sum overflows), and a
-  row whose scores are all below -87 is 0.
-* `fused3s` computes the log-sum-exp from weights rounded to the inputs' type: its error is up to 2.5e-4 in fp16 and
-  2e-3 in bf16.
-* float32 inputs of `fused3s` follow torch.get_float32_matmul_precision(), read at each call, forward and backward:
-    highest  tensor cores with three TF32 terms per product. The error of the worst row is up to 4 times plain torch's.
-    high     tensor cores with one TF32 term (10 bits of fraction, as float16).
-    medium   q, k, v, the output's gradient and edge data are rounded to bfloat16; outputs and gradients are float32.
-  With "highest" and "high", the edge-by-edge kernels (narrow heads on sparse graphs, and all edge data) compute in
-  float32. With "highest" an infinity in q, k or v acts as a NaN on tensor cores. Gradients recompute the weights from
-  the log-sum-exp s, whose rounding error, 1.2e-7 |s|, enters them.
-* `scale=None` is 1/sqrt(d), as in torch's scaled_dot_product_attention; the paper's formula is `scale=1.0`.
-* Repeated edges count as often as they occur, as in PyG, DGL and torch: an edge that occurs m times has m times the
-  weight, and each copy has its own edge data. `flex_attention` refuses such graphs, since its mask is binary.
-
-Gradients with respect to q, k, v, edge data and weights:
-
-* `fused3s` has its own backward pass; autograd differentiates `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`,
-  `flex_attention` and `sdpa_padded`. The other backends raise an error if an input requires a gradient.
-* `fused3s` and `dgl` have first derivatives in reverse mode. Double backward, forward mode (jvp) and vmap raise an
-  error; `reference` supports them. The log-sum-exp has a gradient, too.
-* A row without an edge, or with scores of -inf only, has gradient 0. So does a score beyond the clamp.
-
-Dropout (`fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`): each softmax weight is 0 with probability
-`dropout`, independently for each head, and otherwise divided by 1 - dropout. The mask depends only on seed, row, column
-and head (`fused3s.dropout`): it is the same for all backends, and for all copies of a repeated edge. Row, column and
-head are those of the planned graph: row i * G + g and the KV head with grouped queries; head b * H + h in a batch.
+O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 1). docs/semantics.md states what all
+backends do with rows without edges, repeated edges, infinities and NaN, types, dropout, gradients and sizes.
 
 Shapes (`fused3s.call_shapes`), with every backend: k and v with fewer heads than q (GQA, MQA), v with other columns
 than k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
 
-Under torch.autocast q, k, v, edge data and weights are cast to its type, as the inputs of torch's
-scaled_dot_product_attention are: all floating-point types but float64. The output then has that type, unless
-`out_dtype` names another.
-
 torch.compile treats the attention of a backend that it cannot trace as one operator, without a graph break
 (`fused3s.operators`).
-
-Edge data (formula: `fused3s.edge_data`; `fused3s`, `dgl`, `csr_unfused`, `scatter`, `reference`, `pyg`):
-
-* It is in the graph's own edge order.
-* The clamp is applied last: it turns a bias of -inf into a score of -c. Without a clamp, such an edge has weight 0, and
-  a row with only such edges gives zeros, with every backend.
 """
 
 import logging

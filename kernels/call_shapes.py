@@ -205,7 +205,7 @@ def check_tensors(
         and q.dim() in (2, 3)
         and q.shape[0] == graph_shape[0]
         and k.shape == v.shape == (graph_shape[1], *heads_and_dim)
-        and heads_and_dim[-1]
+        and 0 not in heads_and_dim
         and q.device == k.device == v.device == device
         and k.dtype == v.dtype == q.dtype in DTYPES
         and q.layout == k.layout == v.layout == torch.strided
@@ -230,8 +230,8 @@ def check_tensors(
     if v.shape[:-1] != k.shape[:-1]:
         raise ValueError(f"v: got shape {tuple(v.shape)}, but k has {tuple(k.shape)}; rows and heads must agree")
     for name, tensor in (("q", q), ("v", v)):
-        if tensor.shape[-1] == 0:
-            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; d must be at least 1")
+        if 0 in tensor.shape[-2 if tensor.dim() > 2 else -1 :]:
+            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; H and d must be at least 1")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if 0 in tensor.shape[:1] and tensor.dim() == 4:
             raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; a batch of at least 1 is needed")

@@ -11,8 +11,17 @@ from .side_by_side import is_transformed
 def refuse_double_backward(name: str) -> NoReturn:
     raise NotImplementedError(
         f"backend {name} has no second derivatives, and a gradient of its gradient is asked for (create_graph=True): "
-        "use backend='reference'"
+        "use backend='scatter', or 'reference'"
     )
+
+
+def refuse_transforms(name: str) -> None:
+    """Raise a NotImplementedError if forward mode or a torch.func transform is active."""
+    if is_transformed():
+        raise NotImplementedError(
+            f"backend {name} has neither forward-mode derivatives nor transforms of torch.func (grad, vmap, jvp): use "
+            "torch.autograd.grad, or backend='reference'"
+        )
 
 
 def once_differentiable(name: str, call: Call) -> Call:
@@ -21,11 +30,7 @@ def once_differentiable(name: str, call: Call) -> Call:
     Raises:
         NotImplementedError: forward mode or a torch.func transform is active.
     """
-    if is_transformed():
-        raise NotImplementedError(
-            f"backend {name} has neither forward-mode derivatives nor transforms of torch.func (grad, vmap, jvp): use "
-            "torch.autograd.grad, or backend='reference'"
-        )
+    refuse_transforms(name)
     given = [*call[:3], *(() if call.edges is None else call.edges.tensors())]
     watched = [place for place, each in enumerate(given) if each is not None and each.requires_grad]
     if not watched or not torch.is_grad_enabled():

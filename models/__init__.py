@@ -1,18 +1,22 @@
-"""Graph Transformer: `GraphTransformer(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
+"""Models: `GraphTransformer(...)` or `ConvNet(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
 
 from models.checkpoint import CheckpointError, load_checkpoint
+from models.conv_net import ConvNet
 from models.execution import CudaGraphError, Execution, prepare_execution
 from models.fast import DenseUnavailableError, StaleWeightsError
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
+from models.graph_model import GraphModel
 from models.graph_transformer import GraphTransformer
 
 __all__ = [
     "Attention",
     "CheckpointError",
+    "ConvNet",
     "CudaGraphError",
     "DenseUnavailableError",
     "Execution",
     "GraphInputs",
+    "GraphModel",
     "GraphTransformer",
     "StaleWeightsError",
     "load_checkpoint",

@@ -40,11 +40,7 @@ class FeatureEmbedding(nn.Module):
             row: "node" or "edge", for the message.
         """
         if self.cardinalities is None:
-            if not features.is_floating_point() or features.shape[1] != self.linear.in_features:
-                raise ValueError(
-                    f"graph: {row} features are {features.dtype} with {features.shape[1]} columns; "
-                    f"the model was built for {self.linear.in_features} columns of floats"
-                )
+            check_float_features(features, self.linear.in_features, row)
             return
         if features.is_floating_point() or features.shape[1] != len(self.cardinalities):
             raise ValueError(
@@ -59,6 +55,15 @@ class FeatureEmbedding(nn.Module):
                     f"graph: feature column {column} of {row} {first} is {int(features[first, column])}; "
                     f"the model was built for 0 to {values - 1}"
                 )
+
+
+def check_float_features(features: Tensor, columns: int, row: str = "node") -> None:
+    """Raise a ValueError unless these are floats [rows, columns]."""
+    if not features.is_floating_point() or features.shape[1] != columns:
+        raise ValueError(
+            f"graph: {row} features are {features.dtype} with {features.shape[1]} columns; "
+            f"the model was built for {columns} columns of floats"
+        )
 
 
 def pack_embedding(embedding: FeatureEmbedding) -> Callable[[GraphInputs], Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fused3s.runtime.cuda_graph import CapturedGraph, CaptureError, capture
 from models.fast import Dense, DensePath, choose_dense
 from models.graph_inputs import Attention, GraphInputs
-from models.graph_transformer import GraphTransformer
+from models.graph_model import GraphModel
 
 
 class CudaGraphError(RuntimeError):
@@ -29,7 +29,7 @@ class Execution:
         graph_reason: why there is a CUDA graph, or why not.
     """
 
-    model: GraphTransformer
+    model: GraphModel
     inputs: GraphInputs
     dense: Dense
     captured: CapturedGraph[Tensor] | None
@@ -59,7 +59,7 @@ class Execution:
 
 
 def prepare_execution(
-    model: GraphTransformer,
+    model: GraphModel,
     inputs: GraphInputs | Callable[[], GraphInputs],
     *,
     backend: str,

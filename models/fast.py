@@ -26,6 +26,7 @@ from models.embedding import pack_embedding
 from models.fast_ends import embed_in_training, readout_in_training
 from models.fast_training import DenseBlock, FusedTraining, successive_blocks, weights_of
 from models.graph_inputs import GraphInputs
+from models.graph_model import GraphModel
 from models.graph_transformer import Block, GraphTransformer, mlp
 from models.separate_rows import separate_rows_unavailable
 from models.weight_copies import CopiedModules
@@ -94,7 +95,7 @@ class Dense:
             )
 
 
-def choose_dense(model: GraphTransformer, requested: Literal["auto"] | DensePath = "auto") -> Dense:
+def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "auto") -> Dense:
     """Prepare the non-attention layers of a model that has its final device, dtype and weights.
 
     "auto" is fused if it can run, else plain, since compiling takes longer than most runs.
@@ -115,14 +116,14 @@ def choose_dense(model: GraphTransformer, requested: Literal["auto"] | DensePath
     return Dense("fused" if is_fused else "compiled", why, forward, copied)
 
 
-def training_path(model: GraphTransformer, requested: Literal["auto"] | DensePath) -> DensePath:
+def training_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> DensePath:
     """The path of a training step; "auto" never compiles, which takes a minute."""
     if requested != "auto":
         return requested
     return "plain" if fused_unavailable(model, training=True) else "fused"
 
 
-def training_forward(model: GraphTransformer, path: DensePath, *, dynamic: bool = False) -> Forward:
+def training_forward(model: GraphModel, path: DensePath, *, dynamic: bool = False) -> Forward:
     """The forward pass in training and evaluation, which reads the current weights.
 
     Args:
@@ -138,8 +139,10 @@ def training_forward(model: GraphTransformer, path: DensePath, *, dynamic: bool 
     return FastForward(model, partial(embed_in_training, model), FusedTraining(model).begin, readout)
 
 
-def fused_unavailable(model: GraphTransformer, *, training: bool = False) -> str | None:
+def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | None:
     """Why the fused path cannot run this model; None if it can."""
+    if not isinstance(model, GraphTransformer):
+        return f"it is of the Graph Transformer's blocks, and the model is a {type(model).__name__}"
     norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
     if not isinstance(norm, nn.LayerNorm):
         return f"it takes LayerNorm, and the model has {type(norm).__name__}"

@@ -17,7 +17,7 @@ from models.graph_inputs import (
 
 
 class GraphModel(nn.Module):
-    """Base of `GraphTransformer`.
+    """Base of `GraphTransformer` and `ConvNet`.
 
     Attributes:
         task: "node" or "graph".
@@ -36,11 +36,11 @@ class GraphModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Type of the weights of the blocks."""
-        return self.blocks[0].qkv.weight.dtype
+        return next(self.blocks.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
-        return self.blocks[0].qkv.weight.device
+        return next(self.blocks.parameters()).device
 
     def cast(self, dtype: torch.dtype) -> Self:
         """Cast the weights in place. The readout and mean of graph tasks stay in float32 or wider.

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from configs import Config
+from models import ConvNet
 from models.graph_inputs import Attention, GraphInputs, aligned_columns
-from models.graph_transformer import GraphTransformer
+from models.graph_model import GraphModel
 from parallel.attention import PartAttention, plan_part_attention
 from parallel.group import Group
 from parallel.part import Part
@@ -41,9 +42,11 @@ def plan_model_attention(
     )
 
 
-def refuse_on_ranks(model: GraphTransformer, *, training: bool) -> None:
+def refuse_on_ranks(model: GraphModel, *, training: bool) -> None:
     """Raise a ValueError that names the parts of a model that a partitioned graph does not support."""
     problems = []
+    if isinstance(model, ConvNet):
+        problems.append("layers that take a plan of the whole graph: use model.kind = 'graph_transformer'")
     if model.task != "node":
         problems.append("a graph task: share out the graphs of each batch instead of rows")
     if model.edge_features != "none":
@@ -56,8 +59,8 @@ def refuse_on_ranks(model: GraphTransformer, *, training: bool) -> None:
         raise ValueError("a partitioned graph cannot run with " + "; ".join(problems))
 
 
-def prepare_part(model: GraphTransformer, part: Part, attention: Attention) -> GraphInputs:
-    """Inputs of this rank's rows, on the model's device and in its dtype: `GraphTransformer.prepare` for a part.
+def prepare_part(model: GraphModel, part: Part, attention: Attention) -> GraphInputs:
+    """Inputs of this rank's rows, on the model's device and in its dtype: `GraphModel.prepare` for a part.
 
     Args:
         part: with node_data["feat"], float [n, F] or integers [n, C].

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import data
 from configs import TrainConfig
 from data import LoadedGraph
-from models import Attention, GraphInputs, GraphTransformer
+from models import Attention, GraphInputs, GraphModel
 from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.cost_model import LINKS, Choice
 from parallel.datasets import loaded_part, open_part
@@ -100,7 +100,7 @@ class RankTrainer(Trainer):
         columns = {"ranks": self.group.size, "link": LINKS[self.group.link].name}
         return columns if self.part is None else columns | {"order": self.part.partition.method}
 
-    def _make_task(self, loaded: LoadedGraph, model: GraphTransformer) -> Task:
+    def _make_task(self, loaded: LoadedGraph, model: GraphModel) -> Task:
         if self.part is None:
             return SharedGraphsTask(super()._make_task(loaded, model), self.group)
         refuse_on_ranks(model, training=True)
@@ -171,7 +171,7 @@ class PartTask:
 
     steps = 1
 
-    def __init__(self, part: Part, loaded: LoadedGraph, model: GraphTransformer, plan: Plan, group: Group) -> None:
+    def __init__(self, part: Part, loaded: LoadedGraph, model: GraphModel, plan: Plan, group: Group) -> None:
         labels, self.metric = labels_of(loaded)
         if loaded.splits is None:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""Everything that is written from recorded rows: RESULTS.md, CLAIMS.md, the figures and the blocks of the README."""
+"""Everything that is written from recorded rows: RESULTS.md, CLAIMS.md, the figures and the blocks of other pages."""
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from report.charts import drawn_files
@@ -20,8 +20,8 @@ Written by `scripts/report.py` from the recorded CSVs ([what they are](README.md
 over real graphs / with surrogate and synthetic graphs too, each with its number. Real graphs come from the official
 source, or have its edges (`report/graphs.yaml`); data sets with the same edges count once. A time whose output is
 `wrong` is in no mean or ratio, nor is one marked `~`, which the host disturbed. Real graphs end at 2.7 million edges.
-Other tables and figures: `scripts/report.py --table NAME`, `scripts/plot.py NAME --set dim=64`. Whole training steps of
-layers are in the [README](../README.md), the paper's claims in [CLAIMS.md](CLAIMS.md).
+Other tables and figures: `scripts/report.py --table NAME`, `scripts/plot.py NAME --set dim=64`. Training steps of
+layers are in [limits](../docs/limits.md), the paper's claims in [CLAIMS.md](CLAIMS.md).
 """
 SCORES = """
 ## Trained models
@@ -53,24 +53,22 @@ def results_page(data: Data) -> str:
 
 
 def blocks(data: Data, findings: Mapping[str, Finding]) -> dict[str, str]:
-    """Texts of the blocks of the README by name; a table that was not recorded is ""."""
-    found = {name: table(data, spec) for name, spec in tables().items() if spec.get("file") == "readme"}
+    """Texts of the blocks by name; a table that was not recorded is ""."""
+    found = {name: table(data, spec) for name, spec in tables().items() if spec.get("file") == "block"}
     return found | {"paper": headlines(findings)}
 
 
 def fill(text: str, texts: Mapping[str, str]) -> str:
-    """A README with the text between `<!-- begin generated: NAME -->` and `<!-- end generated: NAME -->` renewed.
+    """A page with the text between `<!-- begin generated: NAME -->` and `<!-- end generated: NAME -->` renewed.
 
     Raises:
         ValueError: a marker names no block, or is not closed.
     """
     found = BLOCK.findall(text)
     if len(found) != text.count("<!-- begin generated:") or len(found) != text.count("<!-- end generated:"):
-        raise ValueError(
-            "README: each `<!-- begin generated: NAME -->` needs an `<!-- end generated: NAME -->` after it"
-        )
+        raise ValueError("page: each `<!-- begin generated: NAME -->` needs an `<!-- end generated: NAME -->` after it")
     if unknown := [name for name, _ in found if name not in texts]:
-        raise ValueError(f"README: no generated block {', '.join(unknown)}; there are {', '.join(texts)}")
+        raise ValueError(f"page: no generated block {', '.join(unknown)}; there are {', '.join(texts)}")
     return BLOCK.sub(lambda match: _block(match[1], texts[match[1]]), text)
 
 
@@ -81,8 +79,8 @@ def _block(name: str, text: str) -> str:
     return f"<!-- begin generated: {name} -->\n{content}<!-- end generated: {name} -->"
 
 
-def pages(data: Data, results: Path, readme: Path | None) -> dict[Path, str]:
-    """Texts by path: RESULTS.md, CLAIMS.md, the tables of data sets, and `readme` with its blocks."""
+def pages(data: Data, results: Path, with_blocks: Iterable[Path]) -> dict[Path, str]:
+    """Texts by path: RESULTS.md, CLAIMS.md, the tables of data sets, and pages with blocks."""
     texts = {results / "RESULTS.md": results_page(data)}
     data.used.clear()
     findings = judged(data, results)
@@ -91,9 +89,8 @@ def pages(data: Data, results: Path, readme: Path | None) -> dict[Path, str]:
         csv = results / "datasets" / f"{name}.csv"
         if csv.exists():
             texts[csv.with_suffix(".md")] = markdown_of(csv)
-    if readme:
-        texts[readme] = fill(readme.read_text(), blocks(data, findings))
-    return texts
+    found = blocks(data, findings)
+    return texts | {page: fill(page.read_text(), found) for page in with_blocks}
 
 
 def figures(data: Data, results: Path) -> dict[Path, bytes]:

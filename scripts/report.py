@@ -1,8 +1,8 @@
-"""Write RESULTS.md, CLAIMS.md, the figures and the generated blocks of the README from recorded CSVs; needs no GPU.
+"""Write RESULTS.md, CLAIMS.md, the figures and the generated blocks of other pages from recorded CSVs; needs no GPU.
 
-    python scripts/report.py [--results DIR] [--readme FILE] [--device NAME] [--check] [--table NAME ...]
+    python scripts/report.py [--results DIR] [--readme FILE ...] [--device NAME] [--check] [--table NAME ...]
 
-The README is that of this clone for its own `results/`, and none for another folder unless `--readme` names one. With
+Pages with blocks are those of this clone for its own `results/`, for another folder those that `--readme` names. With
 `--check` nothing is written: each file that differs is named. With `--table` the tables of those names in
 report/tables.yaml are printed. Exit status: 0, 1 if a file differs, 2 if a CSV cannot be read.
 """
@@ -25,6 +25,7 @@ from report.pages import figures, pages, tables
 from report.rows import recorded
 
 RECORDED = Path("results")
+WITH_BLOCKS = Path("README.md"), Path("docs/limits.md")
 PIXELS = 0.001  # share of the pixels of a figure that may differ: another build of a library rounds otherwise
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -33,7 +34,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     results: Annotated[Path, typer.Option(help="Folder of the CSVs; its subfolders are read too.")] = RECORDED,
-    readme: Annotated[Path | None, typer.Option(help="File with generated blocks.")] = None,
+    readme: Annotated[list[Path] | None, typer.Option(help="File with generated blocks.")] = None,
     device: Annotated[str | None, typer.Option(help="GPU whose rows are taken, if several were recorded.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a file differs.")] = False,
     table_names: Annotated[list[str] | None, typer.Option("--table", help="Print this table.")] = None,
@@ -43,9 +44,7 @@ def main(
         data = Data(recorded(results), device)
         if table_names:
             return print_tables(data, table_names)
-        if readme is None and results == RECORDED:
-            readme = Path("README.md")
-        texts = pages(data, results, readme)
+        texts = pages(data, results, readme or (WITH_BLOCKS if results == RECORDED else ()))
         files = {path: text.encode() for path, text in texts.items()} | figures(data, results)
         changed = [path for path, content in files.items() if not same(path, content)]
         known = {path.name for path in files}

@@ -7,7 +7,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-PAGES = ("README.md", "docs/layers.md", "docs/training.md", "docs/backends.md", "docs/add/score-term.md")
+PAGES = (
+    "README.md",
+    "kernels/README.md",
+    "docs/layers.md",
+    "docs/training.md",
+    "docs/backends.md",
+    "docs/add/score-term.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from configs import Config
 from data import GraphMeta
-from models import GraphTransformer
+from models import GraphModel
 from models.torch_files import read_torch_file
 from training.errors import TrainingError
 from training.files import write_atomically
@@ -28,7 +28,7 @@ class Best:
     weights: dict[str, Tensor]
 
     @classmethod
-    def of(cls, model: GraphTransformer, epoch: int, metric: float, loss: float) -> "Best":
+    def of(cls, model: GraphModel, epoch: int, metric: float, loss: float) -> "Best":
         weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         return cls(epoch, metric, loss, weights)
 

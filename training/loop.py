@@ -15,7 +15,7 @@ from configs.resolve import resolve_device
 from data import LoadedGraph
 from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CaptureError
-from models import Attention, GraphTransformer
+from models import Attention, GraphModel
 from models.fast import training_forward, training_path
 from training.captured_graphs import CapturedGraphs, capture_refused
 from training.checkpoint import Best, identity, load_state, save_state
@@ -239,7 +239,7 @@ class Trainer:
         """The sum of the losses of an epoch's steps, over all processes."""
         return losses
 
-    def _make_task(self, loaded: LoadedGraph, model: GraphTransformer) -> Task:
+    def _make_task(self, loaded: LoadedGraph, model: GraphModel) -> Task:
         return make_task(loaded, model, self._plan, self.config.data.batch_size)
 
     def _make_step(self, *arguments: Any) -> Step:

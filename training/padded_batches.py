@@ -16,7 +16,7 @@ import fused3s
 from data.csr_batches import BatchSize, CsrBatches, to_device
 from fused3s.runtime.cuda_graph import CaptureError
 from models.graph_inputs import Attention, GraphInputs
-from models.graph_transformer import GraphTransformer
+from models.graph_model import GraphModel
 
 
 class Room(Protocol):
@@ -40,7 +40,7 @@ class PaddedBatches:
         ids: [size.graphs] int64, graphs of the batch; the number of graphs of the collection means no graph.
     """
 
-    def __init__(self, graphs: CsrBatches, size: BatchSize, model: GraphTransformer, room: Room) -> None:
+    def __init__(self, graphs: CsrBatches, size: BatchSize, model: GraphModel, room: Room) -> None:
         self.graphs, self.size, self.model, self.room = graphs, size, model, room
         self.ids = torch.full((size.graphs,), graphs.num_graphs, device=model.device)
 
@@ -60,7 +60,7 @@ class PaddedBatches:
         return self.model.prepare_batch(batch, self.room.plan)
 
 
-def padding_refused(model: GraphTransformer, backend: str, reorder: str, graphs: CsrBatches) -> str | None:
+def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: CsrBatches) -> str | None:
     """Why batches of this collection cannot be padded to one size on the device; None if they can."""
     if backend != "fused3s":
         return f"the attention backend is {backend}, and fused3s alone plans a graph without waiting for the GPU"

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from models import GraphTransformer
+from models import GraphModel
 from training.vectors import WeightVector
 
 
@@ -13,7 +13,7 @@ class WorkingCopy:
     """A 16-bit copy of the model for forward and backward passes; the optimiser updates the float32 model.
 
     Two kernels round all weights and four convert all gradients, where torch.autocast runs a kernel per weight. Batch
-    norms, buffers and the float32 readout of graph tasks (`GraphTransformer.cast`) are shared with the model.
+    norms, buffers and the float32 readout of graph tasks (`GraphModel.cast`) are shared with the model.
 
     Args:
         model: model with float32 weights, which become views of vectors.
@@ -24,7 +24,7 @@ class WorkingCopy:
         vectors: all weights, in separate vectors by weight decay and by having a copy.
     """
 
-    def __init__(self, model: GraphTransformer, dtype: torch.dtype) -> None:
+    def __init__(self, model: GraphModel, dtype: torch.dtype) -> None:
         self.model = model if dtype == torch.float32 else _copy(model, dtype)
         pairs = list(zip(model.parameters(), self.model.parameters(), strict=True))
         self.vectors: list[WeightVector] = []
@@ -48,7 +48,7 @@ class WorkingCopy:
             vector.collect_gradients()
 
 
-def _copy(model: GraphTransformer, dtype: torch.dtype) -> GraphTransformer:
+def _copy(model: GraphModel, dtype: torch.dtype) -> GraphModel:
     shared = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]  # with running statistics
     shared += model.buffers()
     if model.task == "graph":

@@ -8,20 +8,23 @@ import fused3s
 from configs import Config
 from data import GraphMeta
 from data.csr_batches import BatchSize
-from models import GraphTransformer
+from models import ConvNet, GraphModel, GraphTransformer
 from training.padded_batches import Room, make_room
 
 
-def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphTransformer:
+def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphModel:
     """The model for a data set, float32 on the CPU. Weights depend on the seed only, not on device or precision."""
     torch.manual_seed(seed)
-    return GraphTransformer(
-        in_features=meta.feature_cardinalities or meta.feature_dim,
-        num_classes=meta.num_classes,
-        task=meta.task,
-        edge_in_features=meta.edge_feature_cardinalities or meta.edge_feature_dim,
-        **config.model.model_dump(exclude={"checkpoint"}),
-    )
+    arguments = {
+        "in_features": meta.feature_cardinalities or meta.feature_dim,
+        "num_classes": meta.num_classes,
+        "task": meta.task,
+        "edge_in_features": meta.edge_feature_cardinalities or meta.edge_feature_dim,
+        **config.model.model_dump(exclude={"checkpoint", "kind", "out_heads"}),
+    }
+    if config.model.kind == "graph_transformer":
+        return GraphTransformer(**arguments)
+    return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, **arguments)
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fused3s import capture_step
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
-from models import GraphTransformer
+from models import GraphModel
 from models.fast import Forward
 from training.metrics import loss_of
 from training.precision import WorkingCopy
@@ -29,7 +29,7 @@ class Step:
 
     def __init__(
         self,
-        model: GraphTransformer,
+        model: GraphModel,
         working: WorkingCopy,
         forward: Forward,
         optimiser: torch.optim.Optimizer,

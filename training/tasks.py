@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data import LoadedGraph
 from data.csr_batches import CsrBatches, to_device
-from models import Attention, GraphInputs, GraphTransformer
+from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
 from training.metrics import UNKNOWN, labels_of
 
@@ -52,7 +52,7 @@ class Task(Protocol):
         """Logits and labels of the rows of one of PARTS."""
 
 
-def make_task(loaded: LoadedGraph, model: GraphTransformer, plan: Plan, batch_size: int) -> Task:
+def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, batch_size: int) -> Task:
     """The task of a data set; `plan` makes the attention of a graph.
 
     Raises:
@@ -83,7 +83,7 @@ class NodesTask:
 
     steps = 1
 
-    def __init__(self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphTransformer, plan: Plan) -> None:
+    def __init__(self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphModel, plan: Plan) -> None:
         self.metric = metric
         device = model.device
         self.ids = {part: loaded.splits[part].to(device) for part in PARTS}
@@ -106,7 +106,7 @@ class GraphsTask:
     static = None
 
     def __init__(
-        self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphTransformer, plan: Plan, batch_size: int
+        self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphModel, plan: Plan, batch_size: int
     ) -> None:
         self.metric = metric
         model.check_features(loaded.graph)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from configs import Config
 from data import GraphMeta
-from models import CheckpointError, GraphTransformer, load_checkpoint
+from models import CheckpointError, GraphModel, load_checkpoint
 from training.files import write_atomically
 from training.metrics import METRICS
 
-ARCHITECTURE = ("dim", "heads", "blocks", "norm", "pos_enc", "edge_features")  # keys of `model` that shape the weights
+# Keys of `model` that shape the weights.
+ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "edge_features")
 HEADER_KEY = "about"
 ROOT = Path(__file__).resolve().parents[1]  # of the clone
 SHIPPED = ROOT / "results" / "checkpoints"
@@ -64,7 +65,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], about: TrainedWeight
     write_atomically(path.with_suffix(".json"), lambda unfinished: unfinished.write_text(readable, encoding="utf-8"))
 
 
-def load_weights(model: GraphTransformer, path: Path, config: Config, meta: GraphMeta) -> TrainedWeights | None:
+def load_weights(model: GraphModel, path: Path, config: Config, meta: GraphMeta) -> TrainedWeights | None:
     """Load a checkpoint that matches the configuration and the data. Returns its record, or None if it has none.
 
     Raises:

@@ -4,7 +4,6 @@ import importlib
 from typing import Any
 
 from data.errors import DatasetMissingError
-from fused3s.dgl import import_dgl, ogb_offline
 
 
 def import_ogb(module: str) -> Any:
@@ -13,6 +12,8 @@ def import_ogb(module: str) -> Any:
     Raises:
         DatasetMissingError: ogb, or a package that it needs, is not installed.
     """
+    from fused3s.dgl import import_dgl, ogb_offline  # on use: the package imports torch
+
     try:
         import_dgl()  # ogb imports DGL, which may need preparation first
         with ogb_offline():

@@ -17,7 +17,9 @@ import torch
 from ..edge_data import BoundEdges, edge_products, transform_scores
 from ..errors import UnsupportedGraphError
 from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
+from ..once_differentiable import refuse_transforms
 from .base import Backend, Call, InputSpec, dropout_factors
+from .segments import Segments, SegmentSum, softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,9 @@ def _sparse_csr(
     indptr: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, int]
 ) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        warnings.filterwarnings(
+            "ignore", "Sparse (CSR tensor support is in beta state|invariant checks are implicitly)"
+        )
         return torch.sparse_csr_tensor(indptr, indices, values, shape, check_invariants=False)
 
 
@@ -85,24 +89,24 @@ class CSRUnfusedBackend(Backend):
         return data.with_transpose() if inputs.backward else data
 
     def attend(self, data: CSR, call: Call) -> torch.Tensor:
+        refuse_transforms(self.name)
         query, key, value, scale, out_dtype, _, edges = call.without_halves()
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             data = data.with_transpose()
         pattern = data.matrix(query.new_zeros(data.indices.numel()))
-        factors = None
+        rows, factors = Segments(data.row, data.indptr, None), None
         if edges is not None and edges.dropout is not None:
             factors = dropout_factors(edges.dropout, data.row, data.indices, query)
         heads = []
         for head, (q, k, v) in enumerate(zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True)):
             score = _score(data, pattern, q, k, scale, edges, head)
-            weight = _softmax(score, data.indptr, data.row)
+            weight = softmax(score, rows)
             if factors is not None:
                 weight = weight * factors[:, head]
             output = _WeightedSum.apply(weight, v, data, pattern, False)
             if edges is not None and edges.value_weight is not None:
                 weighted = weight[:, None] * edges.features
-                summed = torch.segment_reduce(weighted, "sum", offsets=data.indptr, unsafe=True)  # [num_rows, r]
-                output = output + summed @ edges.value_weight[head].t()
+                output = output + SegmentSum.apply(weighted, rows) @ edges.value_weight[head].t()
             heads.append(output)
         return torch.stack(heads, 1).to(out_dtype)
 
@@ -140,15 +144,6 @@ def _score(
         projected = query @ edges.key_weight[head] * scale  # [num_rows, r]
         score = score + (projected[data.row] * edges.features).sum(-1)
     return transform_scores(score, edges, lambda x: x[data.row], lambda x: x[data.indices], head)
-
-
-def _softmax(score: torch.Tensor, indptr: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """Softmax over the edges of each row; `score`: [nnz]. A row with only -inf scores gets zeros."""
-    maximum = torch.segment_reduce(score.detach(), "max", offsets=indptr, unsafe=True)
-    maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
-    weight = torch.exp(score - maximum[row])
-    total = torch.segment_reduce(weight, "sum", offsets=indptr, unsafe=True)
-    return weight / torch.where(total == 0, 1.0, total)[row]
 
 
 class _SampledProduct(torch.autograd.Function):

@@ -7,14 +7,16 @@ Sums run over segments in CSR order, and in the backward pass over those of A^T:
 reproducible. 16-bit inputs are cast to float32 at each call.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
 from ..formats.edges import canonical_csr, rows_of_edges
+from ..once_differentiable import refuse_transforms
 from .base import Backend, Call, InputSpec, dropout_factors
 from .csr_unfused import CSR
+from .segments import Gather, Segments, SegmentSum, softmax
 
 
 class ScatterBackend(Backend):
@@ -36,75 +38,25 @@ class ScatterBackend(Backend):
         return data.with_transpose() if inputs.backward else data
 
     def attend(self, data: CSR, call: Call) -> torch.Tensor:
+        refuse_transforms(self.name)
         query, key, value, scale, out_dtype, _, edges = call.without_halves()
         edges = BoundEdges() if edges is None else edges
-        rows = _Segments(data.row, data.indptr, None)
-        columns = _Segments(data.indices, None, None)
+        rows = Segments(data.row, data.indptr, None)
+        columns = Segments(data.indices, None, None)
         is_differentiated = any(each is not None and each.requires_grad for each in (key, value, edges.column_values))
         if torch.is_grad_enabled() and is_differentiated:
             data = data.with_transpose()
-            columns = _Segments(data.indices, data.column_offsets, data.column_edges)
+            columns = Segments(data.indices, data.column_offsets, data.column_edges)
 
-        keys, values = _Gather.apply(key, columns), _Gather.apply(value, columns)  # [nnz, H, d]
+        keys, values = Gather.apply(key, columns), Gather.apply(value, columns)  # [nnz, H, d]
         keys = multiplied_keys(keys, edges)
         if edges.key_weight is not None:
             keys = keys + torch.einsum("er,hdr->ehd", edges.features, edges.key_weight)
         if edges.value_weight is not None:
             values = values + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
-        score = edge_products(_Gather.apply(query, rows), keys, edges) * scale  # [nnz, H]
-        score = transform_scores(score, edges, lambda x: _Gather.apply(x, rows), lambda x: _Gather.apply(x, columns))
-        weight = _softmax(score, rows)
+        score = edge_products(Gather.apply(query, rows), keys, edges) * scale  # [nnz, H]
+        score = transform_scores(score, edges, lambda x: Gather.apply(x, rows), lambda x: Gather.apply(x, columns))
+        weight = softmax(score, rows)
         if edges.dropout is not None:
             weight = weight * dropout_factors(edges.dropout, data.row, data.indices, query)
-        return _SegmentSum.apply(weight[..., None] * values, rows).to(out_dtype)
-
-
-class _Segments(NamedTuple):
-    """The edges grouped by row or by column.
-
-    Attributes:
-        of_edge: [nnz] int64, the row or column of each edge.
-        indptr: [num + 1] int64, segment offsets; None if no sum is needed.
-        order: [nnz], the edge at each position of the segments; None if that is the order of the edges.
-    """
-
-    of_edge: torch.Tensor
-    indptr: torch.Tensor | None
-    order: torch.Tensor | None
-
-
-def _softmax(score: torch.Tensor, rows: _Segments) -> torch.Tensor:
-    """Softmax over the edges of each row; `score`: [nnz, H]. A row with only -inf scores gets zeros."""
-    maximum = torch.segment_reduce(score.detach(), "max", offsets=rows.indptr, unsafe=True)
-    maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
-    weight = torch.exp(score - maximum.index_select(0, rows.of_edge))
-    total = _SegmentSum.apply(weight, rows)
-    return weight / _Gather.apply(torch.where(total == 0, 1.0, total), rows)
-
-
-class _Gather(torch.autograd.Function):
-    """[nnz, ..]: for each edge its row of `values` [num, ..]."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, segments: _Segments) -> torch.Tensor:
-        ctx.segments = segments
-        return values.index_select(0, segments.of_edge)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _SegmentSum.apply(grad, ctx.segments), None
-
-
-class _SegmentSum(torch.autograd.Function):
-    """[num, ..]: the sums of `values` [nnz, ..] over the edges of each row or column."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, segments: _Segments) -> torch.Tensor:
-        ctx.segments = segments
-        if segments.order is not None:
-            values = values.index_select(0, segments.order)
-        return torch.segment_reduce(values.contiguous(), "sum", offsets=segments.indptr, unsafe=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _Gather.apply(grad, ctx.segments), None
+        return SegmentSum.apply(weight[..., None] * values, rows).to(out_dtype)

@@ -20,6 +20,8 @@ class Layer(MessagePassing):
     """A layer without messages: `propagate` is never called, so that an explainer's edge mask or a hook of messages
     would silently leave the layer out. Both get an error."""
 
+    _alpha = None  # as in PyG's attention layers, outside of a call
+
     @property
     def explain(self) -> None:
         return None

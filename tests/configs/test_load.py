@@ -68,7 +68,7 @@ def test_the_sha_is_that_of_the_resolved_values(write):
     [
         (
             "model.head=4",
-            ["model.head = 4", "no such key", "did you mean 'heads'", "dim, heads, blocks, norm, pos_enc"],
+            ["model.head = 4", "no such key", "did you mean 'heads'", "kind, dim, heads, out_heads, blocks"],
         ),
         ("modle.dim=64", ["modle", "did you mean 'model'", "data, model, attention, runtime"]),
         ("model.norm=layr", ["model.norm = 'layr'", "did you mean 'layer'", "'layer' or 'batch'"]),

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def on_the_cpu(request, monkeypatch):
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
 @pytest.fixture
@@ -317,3 +318,13 @@ def test_distance_potential(run, program):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     forces = [torch.autograd.grad(energies.sum(), positions)[0] for energies in (found, expected)]
     torch.testing.assert_close(*forces, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("error::fused3s.SlowerBackendWarning")
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_gpu_default_arguments(run, name):
+    options = ("--loader", "random") if name == "pyg_neighbor_loader" else ()
+    losses = run(name, *options)
+    assert len(losses) >= 5
+    assert min(losses) < losses[0]

@@ -59,6 +59,7 @@ def test_plans(arguments, error, message):
         ({"q": torch.tensor(1.0)}, ValueError, r"q: got shape \(\); \[N, d\], \[N, H, d\] or \[B, N, H, d\]"),
         ({"k": rows()[:, :1]}, ValueError, r"k: got shape \(20, 1, 8\), but q has"),
         (dict.fromkeys("qkv", rows()[..., :0]), ValueError, "d must be at least 1"),
+        (dict.fromkeys("qkv", rows()[:, :0]), ValueError, r"q: got shape \(20, 0, 8\); H and d must be at least 1"),
         ({"q": rows().to("meta")}, ValueError, "q: on meta, but the graph was planned for cpu"),
         ({"q": rows().half()}, ValueError, "k: got torch.float32, but q is torch.float16"),
         ({"k": rows().to_sparse()}, ValueError, "k: got layout torch.sparse_coo; dense tensors"),

@@ -1,4 +1,4 @@
-"""The public call on the CPU: backends against dense float64, the contract of kernels/attention.py, error messages."""
+"""The public call on the CPU: backends against dense float64, the contract of docs/semantics.md, error messages."""
 
 import logging
 import warnings
@@ -88,7 +88,7 @@ def test_every_kind_of_graph_gives_the_same_result():
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 class TestContract:
-    """Properties that kernels/attention.py states of every backend."""
+    """Properties that docs/semantics.md states of every backend."""
 
     def test_score_of_zero_is_an_edge(self, backend):
         graph = random_graph()

@@ -246,6 +246,7 @@ class TestWithoutDerivative:
             torch.autograd.functional.hessian(lambda q: plan(q, k, v).square().sum(), q)
 
     FORWARD_MODE = "has no forward-mode derivative: use reverse mode, or backend='reference'"
+    NEITHER = r"has neither forward-mode .*'reference'"
     BATCHES = r"cannot be batched by vmap: put the batch into the heads, \[N, H, d\], or into"
 
     @pytest.mark.parametrize(
@@ -254,11 +255,9 @@ class TestWithoutDerivative:
             ("formula", lambda call, q: torch.func.jvp(call, (q,), (torch.ones_like(q),)), FORWARD_MODE),
             ("formula", lambda call, q: torch.func.vmap(call)(torch.stack([q, q])), BATCHES),
             ("formula", lambda call, q: torch.func.jacrev(lambda q: call(q)[0, 0])(q), BATCHES),
-            (
-                "dgl",
-                lambda call, q: torch.func.grad(lambda q: call(q).sum())(q),
-                r"has neither forward-mode .*'reference'",
-            ),
+            ("dgl", lambda call, q: torch.func.grad(lambda q: call(q).sum())(q), NEITHER),
+            ("csr_unfused", lambda call, q: torch.func.vmap(call)(torch.stack([q, q])), NEITHER),
+            ("scatter", lambda call, q: torch.func.jvp(call, (q,), (torch.ones_like(q),)), NEITHER),
         ],
     )
     def test_transforms(self, backend, transform, message):

@@ -305,7 +305,7 @@ def test_wrong_arguments():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::kernels.SlowerBackendWarning")
+@pytest.mark.filterwarnings("ignore::fused3s.SlowerBackendWarning")
 @BOTH
 @pytest.mark.parametrize("is_square", [True, False])
 @pytest.mark.parametrize(("heads", "columns", "edge_dim"), [(4, 16, None), (1, 40, None), (3, 13, None), (4, 16, 20)])

@@ -1,0 +1,77 @@
+"""A stack of attention layers from the features straight to the classes, as in GAT (Veličković et al. 2018): no
+embedding, no feed-forward network, and no residual through which a node could be classified by its own features.
+
+    model = ConvNet(layer="transformer_conv", in_features=1433, num_classes=7, dim=64, heads=8, blocks=2)
+    plan = fused3s.plan_attention(graph, device=..., dtype=..., head_dim=8, num_heads=8)
+    logits = model(model.prepare(graph, plan))
+
+All layers share the plan. The layers add no self-loops: the graph has those that it is to have.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fused3s.nn
+from models.embedding import check_float_features
+from models.graph_inputs import GraphInputs, node_features_of
+from models.graph_model import GraphModel
+from models.settings import Settings
+
+# softmax(q k / sqrt(d)) without the term of the node itself; additive attention of GAT and of GATv2.
+LAYERS = {
+    "transformer_conv": partial(fused3s.nn.TransformerConv, root_weight=False),
+    "gat_conv": partial(fused3s.nn.GATConv, add_self_loops=False),
+    "gatv2_conv": partial(fused3s.nn.GATv2Conv, add_self_loops=False),
+}
+
+
+class ConvNet(GraphModel):
+    """Attention layers with an ELU in between; the output is the mean of the last one's heads.
+
+    Weights are drawn as in GAT (Glorot), biases are 0.
+
+    Args:
+        layer: a name of LAYERS.
+        out_heads: heads of the last layer.
+        arguments: fields of `models.settings.Settings`, whose checks apply: `dim` is the width of all heads of a hidden
+            layer, `dropout` the rate on the output of each hidden layer.
+
+    Raises:
+        TypeError, ValueError: of `Settings`; or features are categorical, or the task is not "node".
+    """
+
+    pos_enc, edge_features = 0, "none"
+
+    def __init__(self, *, layer: str, out_heads: int = 1, **arguments: Any) -> None:
+        super().__init__()
+        settings = Settings(**arguments)
+        if not isinstance(settings.in_features, int) or settings.task != "node":
+            raise ValueError(f"layer: got {layer!r}, which classifies nodes by float features")
+        self.task, self.in_features = settings.task, settings.in_features
+        self.input_dropout, self.dropout = settings.input_dropout, settings.dropout
+        make = partial(LAYERS[layer], dropout=settings.attention_dropout)
+        width, head_dim = settings.in_features, settings.dim // settings.heads
+        self.blocks = nn.ModuleList()
+        for _ in range(settings.blocks - 1):
+            self.blocks.append(make(width, head_dim, heads=settings.heads))
+            width = settings.dim
+        self.blocks.append(make(width, settings.num_classes, heads=out_heads, concat=False))
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.xavier_uniform_(parameter)
+
+    def forward(self, inputs: GraphInputs) -> Tensor:
+        """Logits [N, num_classes]; inputs from `prepare`."""
+        h = F.dropout(inputs.features, self.input_dropout, self.training)
+        *hidden, last = self.blocks
+        for layer in hidden:
+            h = F.dropout(F.elu(layer(h, inputs.attention)), self.dropout, self.training)
+        return last(h, inputs.attention)
+
+    def check_features(self, graph: Any) -> None:
+        check_float_features(node_features_of(graph), self.in_features)
