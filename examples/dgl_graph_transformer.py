@@ -46,7 +46,7 @@ class GTModel(nn.Module):
 
 
 def molecule(size: int) -> tuple["dgl.DGLGraph", Tensor]:
-    """A ring of random atoms, labelled by the number of atoms of the first kind."""
+    """A ring of random atoms, labelled by whether most are of the first kind."""
     graph = dgl.to_bidirected(dgl.graph((torch.arange(size), torch.arange(size).roll(1))))
     graph.ndata["atom"], graph.ndata["PE"] = torch.randint(2, (size,)), dgl.lap_pe(graph, k=8, padding=True)
     return graph, (graph.ndata["atom"].float().mean(0, keepdim=True) < 0.5).float()

@@ -2,7 +2,7 @@
 
     python examples/graphgps.py --graphs 300 --epochs 5
 
-A has a dense block for each graph: no padding to the largest one. State dicts of GraphGPS' GPSLayer load.
+A has a dense block of n^2 edges for each graph, without padding to the largest. State dicts of GraphGPS' GPSLayer load.
 """
 
 import argparse
