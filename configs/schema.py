@@ -160,6 +160,7 @@ class ModelConfig(Section):
     norm: Literal["layer", "batch"] = "layer"
     pos_enc: int = Field(default=0, ge=0, le=1_024)  # Laplacian eigenvectors added to the input; 0: none
     random_walk: int = Field(default=0, ge=0, le=1_024)  # steps of the random-walk encoding added to the input; 0: none
+    virtual_node: bool = False  # one for each graph, between the blocks
     edge_features: Literal["none", "bias", "stream"] = "none"  # form in which they enter (see models.graph_transformer)
     dropout: Probability = 0.0  # in training, on embedding, attention output and FFN
     attention_dropout: Probability = 0.0  # in training, on the softmax weights
@@ -182,7 +183,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> Self:
-        of_blocks, of_layers = ("norm", "pos_enc", "random_walk", "edge_features"), ("out_heads",)
+        of_blocks = ("norm", "pos_enc", "random_walk", "virtual_node", "edge_features")
+        of_layers = ("out_heads",)
         for key in of_layers if self.kind == "graph_transformer" else of_blocks:
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:
@@ -280,6 +282,11 @@ class Config(Section):
             problems.append(f"model.kind = {self.model.kind!r} and data.name = {name!r}: it classifies nodes")
         if self.data.self_loops and form != "none":
             problems.append(f"data.self_loops = True and model.edge_features = {form!r}: self-loops have no features")
+        if self.runtime.dense in ("fused", "compiled") and self.model.virtual_node:
+            problems.append(
+                f"runtime.dense = {self.runtime.dense!r} and model.virtual_node = True: it is between the blocks; use "
+                "auto or plain"
+            )
         if self.runtime.dense == "fused" and self.model.norm != "layer":
             problems.append("runtime.dense = 'fused' and model.norm = 'batch': the fused kernel takes 'layer'")
         if self.data.batches != 1:

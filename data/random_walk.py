@@ -27,10 +27,12 @@ def random_walk_encoding(indptr: np.ndarray, col: np.ndarray, graph_sizes: np.nd
             "encoding: leave it out (model.random_walk: 0)"
         )
     first_node = np.cumsum(graph_sizes, dtype=np.int64) - graph_sizes
-    order = np.argsort(graph_sizes, kind="stable")  # graphs of one size are computed together
-    ends = graph_sizes[order].cumsum()
+    # Together are graphs of similar sizes, up to twice the smallest: all get the size of the largest.
+    order = np.argsort(graph_sizes, kind="stable")
+    block = (graph_sizes[order].cumsum() - 1) // BLOCK_NODES
+    is_last = (np.diff(block) > 0) | (np.diff(np.frexp(graph_sizes[order])[1]) > 0)
     found = np.empty((len(indptr) - 1, k), np.float32)
-    for graphs in np.split(order, np.flatnonzero(np.diff((ends - 1) // BLOCK_NODES)) + 1):
+    for graphs in np.split(order, np.flatnonzero(is_last) + 1):
         local = np.arange(graph_sizes[graphs[-1]])
         nodes = first_node[graphs, None] + local
         is_node = local < graph_sizes[graphs, None]

@@ -34,7 +34,8 @@ class PlanRoom:
 
     Attributes:
         plan: the plan of the last fill, initially of a graph without edges; its arrays keep their addresses. With
-            edge_data=True, `plan.edge_order.edge_of_csr` [num_edges] holds the edge indices of the last fill, then 0.
+            edge_data=True, `plan.edge_order.edge_of_csr` [num_edges] holds the edge indices of the last fill, then 0;
+            edge data have `num_edges` rows, and those of no edge get a gradient of 0.
         shape: (num_rows, num_cols).
         num_edges: capacity in edges.
     """

@@ -11,8 +11,8 @@ class BatchNorm(nn.BatchNorm1d):
         """x [N, d] -> [N, d].
 
         Args:
-            row_weights: [N], 1 / r for each of r real rows and 0 for padding; None: all rows are real. In training the
-                statistics, also the running ones, are then those of `nn.BatchNorm1d` on the real rows alone.
+            row_weights: [N], 1 / r for the first r rows and 0 for the others, which are padding; None: all rows are
+                real. In training the statistics, also the running ones, are those of `nn.BatchNorm1d` on the first r.
         """
         if row_weights is None or not self.training:
             return super().forward(x)
@@ -22,10 +22,9 @@ class BatchNorm(nn.BatchNorm1d):
         centred = wide - mean
         variance = weights @ centred.square()
         with torch.no_grad():
-            count = 1 / weights.max()
             self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            unbiased = variance * (count / (count - 1).clamp(min=1))
+            unbiased = variance / (1 - weights[0]).clamp(min=1e-9)  # n / (n - 1); of one row it is 0
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         scale = self.weight * (variance + self.eps).rsqrt()
         return torch.addcmul(self.bias, centred, scale).to(x.dtype)

@@ -36,6 +36,7 @@ from models.graph_inputs import EdgeInputs, GraphInputs
 from models.graph_model import GraphModel
 from models.readout import Readout, mean_nodes
 from models.settings import Settings
+from models.virtual_node import VirtualNode
 
 NORMS = {"layer": nn.LayerNorm, "batch": BatchNorm}
 SCORE_CLAMP = 5.0  # of the edge stream, as in the authors' code
@@ -170,6 +171,9 @@ class GraphTransformer(GraphModel):
             self.edge_blocks = nn.ModuleList(
                 EdgeBlock(dim, heads, norm, dropout, last=i == blocks - 1) for i in range(blocks)
             )
+        self.virtual_nodes = nn.ModuleList(
+            VirtualNode(dim, dropout) for _ in range(blocks - 1 if settings.virtual_node else 0)
+        )
         if settings.attention_dropout:  # drawn last and only if used: the weights of a seed do not depend on it
             self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (blocks,)), persistent=False)
 
@@ -177,8 +181,11 @@ class GraphTransformer(GraphModel):
         """Logits [N, num_classes] or [G, num_classes], in the type of the readout's weights; inputs from `prepare`."""
         h = self.encode(self.embed(inputs), inputs)
         e = self.embed_edges(inputs)
-        for block, edge_block, dropout in zip(self.blocks, self.edge_blocks, self.attention_dropouts(), strict=True):
-            h, e = block(h, e, inputs, edge_block, dropout)
+        virtual = None
+        for i, dropout in enumerate(self.attention_dropouts()):
+            h, e = self.blocks[i](h, e, inputs, self.edge_blocks[i], dropout)
+            if i < len(self.virtual_nodes):
+                h, virtual = self.virtual_nodes[i](h, virtual, inputs)
         return self.readout(self.rows(h, inputs))
 
     def embed(self, inputs: GraphInputs) -> Tensor:

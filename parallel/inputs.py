@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from configs import Config
-from models import ConvNet
+from models import ConvNet, GraphTransformer
 from models.graph_inputs import Attention, GraphInputs, aligned_columns
 from models.graph_model import GraphModel
 from parallel.attention import PartAttention, plan_part_attention
@@ -55,6 +55,8 @@ def refuse_on_ranks(model: GraphModel, *, training: bool) -> None:
         problems.append(f"model.pos_enc = {model.pos_enc}: eigenvectors need the graph on one rank; use 0")
     if model.random_walk:
         problems.append(f"model.random_walk = {model.random_walk}: partitions do not hold the encoding; use 0")
+    if isinstance(model, GraphTransformer) and model.virtual_nodes:
+        problems.append("model.virtual_node = True: it is the mean of one part's rows; use false")
     if training and any(isinstance(layer, nn.BatchNorm1d) for layer in model.modules()):
         problems.append("model.norm = 'batch': its statistics would be of one part's rows; train with 'layer'")
     if problems:

@@ -21,7 +21,8 @@ from training.files import write_atomically
 from training.metrics import METRICS, shown
 
 # Keys of `model` that shape the weights.
-ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "random_walk", "edge_features")
+LATER = {"random_walk": 0, "virtual_node": False}  # those that the first records lack, with what these have
+ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "edge_features", *LATER)
 HEADER_KEY = "about"
 ROOT = Path(__file__).resolve().parents[1]  # of the clone
 SHIPPED = ROOT / "results" / "checkpoints"
@@ -157,7 +158,7 @@ def read_about(path: Path) -> TrainedWeights | None:
         return None
     try:
         about = TypeAdapter(TrainedWeights).validate_json(text)
-        about.config["model"].setdefault("random_walk", 0)  # a later key than those of the first records
+        about.config["model"] = LATER | about.config["model"]
         if about.metric not in METRICS or not {*ARCHITECTURE} <= about.config["model"].keys():
             raise ValueError(f"metric {about.metric}, model {about.config['model']}")
         return about

@@ -61,8 +61,13 @@ def test_the_loss_and_gradients_of_a_padded_batch_are_those_of_its_graphs(
             torch.testing.assert_close(parameter.grad.double(), gradient, atol=1e-6, rtol=1e-4)
 
 
-# Edge features, and statistics of rows: of the encoding and of each batch norm.
-MOLECULES = {"model__norm": "batch", "model__edge_features": "bias", "model__random_walk": 3}
+# Edge features, statistics of rows (of the encoding and of each batch norm) and means of graphs.
+MOLECULES = {
+    "model__norm": "batch",
+    "model__edge_features": "bias",
+    "model__random_walk": 3,
+    "model__virtual_node": True,
+}
 
 
 def test_a_captured_run_on_molecules_is_the_eager_run(molecules, make_config, trained, tmp_path, request):

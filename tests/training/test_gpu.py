@@ -72,6 +72,7 @@ def test_captured_batches_of_molecules_train_as_the_reference_on_the_cpu(
     """Edge features, whose gradient must not count the padding, and batch norm, whose statistics must not."""
     options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "training__epochs": 2}
     options |= {"model__norm": "batch", "model__edge_features": "bias", "model__random_walk": 3}
+    options["model__virtual_node"] = True
     options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__precision": "float32"}
     captured, records = trained(gpu_config(**options), molecules, tmp_path / "captured")
     exact, expected = trained(make_config(**options), molecules, tmp_path / "exact")
