@@ -8,9 +8,12 @@ CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+EXTRAS ?=
 BIN := .venv/bin
 COMMA := ,
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+WHEEL_VENVS := .venv-wheel/newest .venv-wheel/oldest
+TORCH_oldest := torch==2.6.0 # the least that pyproject.toml allows
 CONFIG ?= configs/infer/cora.yaml
 TRAIN_CONFIG ?= configs/train/cora.yaml
 FIGURES ?= all
@@ -20,12 +23,13 @@ LIMIT ?= 5
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic ogbg-molhiv
 
 .DEFAULT_GOAL := setup
-.PHONY: help setup infer train tables reproduce-figures regress report check-figures test lint docs wheel check-wheel clean
+.PHONY: help setup infer train tables reproduce-figures regress report check-figures test lint docs wheel check-wheel \
+	check-types clean $(WHEEL_VENVS)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: .venv/.installed ## install everything into .venv (CUDA=12: for CUDA 12; CUDA=cpu: without; PYTHON=/path/to/python)
+setup: .venv/.installed ## install everything into .venv (CUDA=12: for CUDA 12; CUDA=cpu: without; PYTHON=/path/to/python; EXTRAS=metis)
 
 .PHONY: check-cuda
 check-cuda:
@@ -42,7 +46,7 @@ ifdef IS_CPU
 	$(PIP) install --no-deps --index-url $(CPU_WHEELS) '$(TORCH)' || { \
 		echo "PyTorch without CUDA comes from $(CPU_WHEELS); if that is out of reach, name a mirror: CPU_WHEELS=URL"; exit 1; }
 endif
-	$(PIP) install --editable '.[$(if $(IS_CPU),,cuda$(CUDA)$(COMMA))clone,dev,docs]'
+	$(PIP) install --editable '.[$(if $(IS_CPU),,cuda$(CUDA)$(COMMA))clone,dev,docs$(EXTRAS:%=$(COMMA)%)]'
 	@echo $(CUDA) > $@
 
 infer: setup ## run the 10-block Graph Transformer on Cora (CONFIG=another.yaml)
@@ -85,11 +89,18 @@ wheel: setup ## build dist/fused3s-*.whl, the kernels alone
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-# Installs the wheel with the newest PyTorch into an empty environment and runs one attention there, outside of the clone.
-check-wheel: wheel ## install the wheel and the newest PyTorch into an empty environment and run one attention
-	rm -rf .venv-wheel && $(PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/fused3s-*.whl
-	cd / && $(CURDIR)/.venv-wheel/bin/python -P $(CURDIR)/tests/check_wheel.py
+check-wheel: wheel ## install the wheel beside the oldest and the newest PyTorch (10 GB), and train a PyG model there
+	$(MAKE) --no-print-directory --output-sync -j 2 check-types $(WHEEL_VENVS)
+	rm -rf .venv-wheel
+
+# An environment with the wheel, one PyTorch and PyG; the program runs outside of the clone.
+$(WHEEL_VENVS): .venv-wheel/%:
+	$(PYTHON) -m venv --clear --without-pip $@
+	$(BIN)/uv pip install --quiet --python $@/bin/python dist/fused3s-*.whl torch_geometric $(TORCH_$*)
+	cd / && $(CURDIR)/$@/bin/python -W ignore -P $(CURDIR)/tests/check_wheel.py
+
+check-types: .venv-wheel/newest
+	$(BIN)/mypy --strict --no-incremental --python-executable $</bin/python tests/typed_client.py
 
 clean: ## remove environments, builds and caches
 	rm -rf .venv .venv-wheel build dist *.egg-info .pytest_cache .ruff_cache

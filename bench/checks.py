@@ -102,7 +102,7 @@ def _rows_attention(
     num_rows, dim = query.shape
     edges = edges or EdgeInputs()
 
-    def parts(width: int):
+    def parts(width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Slices of edges with their rows and columns, for arrays of `width` elements per edge."""
         for first in range(0, indices.numel(), step := max(1, ELEMENTS // width)):
             part = slice(first, min(first + step, indices.numel()))

@@ -16,7 +16,7 @@ import torch
 from fused3s.backends.cuda import aligned_rows
 from fused3s.dropout import Dropout
 from fused3s.runtime.device import gpu_limits
-from fused3s.runtime.jit import KernelInstance, get_kernel
+from fused3s.runtime.jit import KernelInstance, compile_ahead, get_kernel
 from fused3s.runtime.launch import launch_kernel, next_waits
 
 from .block import Kept, block_instance, dense_block_unavailable, dropout_rescale, run_dense_block
@@ -87,6 +87,10 @@ class TrainingPacking:
             first += elements
         self.sizes = [len(part) for part in parts]
         self.index = torch.cat(parts).int().to(device)
+        if device.type == "cuda":
+            instances = [block_instance(dtype, dim, has_next, keep=True) for has_next in self.has_next]
+            instances += [backward_instance(dtype, dim, has_next) for has_next in self.has_next]
+            compile_ahead(instances, device.index)
 
     def pack(
         self, matrices: Sequence[Sequence[torch.Tensor]], vectors: Sequence[Sequence[torch.Tensor]]

@@ -19,6 +19,7 @@ from inference.batches import SetRun
 from inference.predictions import Form
 from inference.source import Attention, Source
 from models import Execution, prepare_execution
+from models.fast import COMPILED_HINT, begin_dense, compiling_pays
 from training.metrics import Score, score_on_test
 
 
@@ -68,6 +69,7 @@ def measure(source: Source, request: Request) -> Run:
     """Build the sparse format, warm up, time the forward pass, and predict all rows; under `torch.inference_mode()`."""
     device, runtime = source.device, request.config.runtime
     console.print(Text(f"building the sparse format on {device}"))
+    begin_dense(source.model, source.dense)
     start = time.perf_counter()
     attention = source.plan()
     if device.type == "cuda":
@@ -75,8 +77,12 @@ def measure(source: Source, request: Request) -> Run:
     format_build = (time.perf_counter() - start) * 1e3
     inputs = source.inputs(attention)  # decides why_eager
     captured = False if source.why_eager else runtime.cuda_graph
-    options = {"backend": attention.backend, "dense": source.dense, "cuda_graph": captured}
+    is_long = request.config.data.batches == "all" and callable(inputs)  # a function makes inputs of one shape
+    options = {"backend": attention.backend, "dense": source.dense, "cuda_graph": captured, "is_long": is_long}
     execution = prepare_execution(source.model, inputs, **options)
+    single = request.config.data.batches == 1
+    if source.dense == "auto" and single and execution.dense.path == "plain" and compiling_pays(source.model):
+        console.print(Text(COMPILED_HINT))
     if source.why_eager:
         execution = replace(execution, graph_reason=source.why_eager)
     console.print(Text(f"warm-up: {runtime.warmup}"))

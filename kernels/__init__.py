@@ -14,6 +14,8 @@ if __name__ != "fused3s":  # a second copy would register the operators twice
         "the folder kernels/ is the package fused3s: use `import fused3s`, after `make setup` or `pip install -e .`"
     )
 
+__version__ = "0.2.0"  # pyproject.toml reads it here
+
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
 from .captured_step import capture_step, copy_padded_
 from .dropout import Dropout
@@ -39,6 +41,7 @@ __all__ = [
     "ScoreTerm",
     "SlowerBackendWarning",
     "UnsupportedGraphError",
+    "__version__",
     "capture_step",
     "copy_padded_",
     "list_backends",

@@ -4,6 +4,8 @@ A warp has 32 lanes, g = lane // 4 and t = lane % 4. A 16-bit operand register h
 lower half first). A test compares the table in cuda/ptx/mma.cuh with the one printed here.
 """
 
+from collections.abc import Callable
+
 WARP_SIZE = 32
 
 
@@ -36,7 +38,7 @@ def table() -> list[str]:
     lane = WARP_SIZE - 1  # g = 7 and t = 3 tell the variables and the offsets apart
     g, t = divmod(lane, 4)
 
-    def operand(name: str, element, register: int, row_is_k: bool) -> str:
+    def operand(name: str, element: Callable[[int, int, int], tuple[int, int]], register: int, row_is_k: bool) -> str:
         cells = []
         for half in range(2):
             first, second = element(lane, register, half)

@@ -137,7 +137,8 @@ def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
     rate = 0.0 if edges.dropout is None else edges.dropout.rate
     numbers = [edges.additive_slope, *edges.score_numbers]
     plan_inputs = plan.tensors, plan.numbers, plan.layout
-    return *call[:3], *plan_inputs, call.scale, tensors, is_given, numbers, rate, edges.score or ""
+    tensors_of_call = call.query, call.key, call.value  # a slice of a NamedTuple fails in the Dynamo of torch 2.6
+    return *tensors_of_call, *plan_inputs, call.scale, tensors, is_given, numbers, rate, edges.score or ""
 
 
 def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -> list[Any]:

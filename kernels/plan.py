@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -57,6 +57,34 @@ class AttentionPlan:
         operands = None if REGISTRY[self.backend].traceable else Operands.of(self.backend, self.data)
         object.__setattr__(self, "_operands", operands)
         object.__setattr__(self, "_device_type", self.device.type)  # torch creates the string at every access
+
+    @overload
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float | None = None,
+        out_dtype: torch.dtype | None = None,
+        return_lse: Literal[False] = False,
+        edges: BoundEdges | EdgeData | None = None,
+        dropout: Dropout | float = 0.0,
+    ) -> torch.Tensor: ...
+
+    @overload
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float | None = None,
+        out_dtype: torch.dtype | None = None,
+        return_lse: Literal[True],
+        edges: BoundEdges | EdgeData | None = None,
+        dropout: Dropout | float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def __call__(
         self,

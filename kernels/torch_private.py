@@ -26,7 +26,7 @@ def needed(owner: Any, name: str) -> Any:
     except AttributeError:
         raise ImportError(
             f"torch {torch.__version__}: has no {owner.__name__}.{name}, which this library needs; "
-            "use torch 2.6 to 2.13"
+            "use torch 2.6 to 2.15"
         ) from None
 
 
@@ -46,8 +46,15 @@ functorch_active = needed(torch._C, "_are_functorch_transforms_active")
 # Number of active torch dispatch modes, such as a FakeTensorMode and make_fx.
 dispatch_modes = needed(torch._C, "_len_torch_dispatch_stack")
 
-# Whether a hook of all modules is registered.
-has_global_hooks = needed(nn_module, "_has_any_global_hook")
+
+def _any_global_hook() -> bool:
+    return any(
+        getattr(nn_module, f"_global_{which}_hooks") for which in ("backward_pre", "backward", "forward_pre", "forward")
+    )
+
+
+# Whether a hook of all modules is registered; torch before 2.7 has no function for it.
+has_global_hooks = getattr(nn_module, "_has_any_global_hook", _any_global_hook)
 
 needed(forward_ad, "_current_level")  # -1 outside of `dual_level`; it changes, so that it is read at each call
 

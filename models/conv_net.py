@@ -14,17 +14,17 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fused3s.nn
 from models.embedding import check_float_features
 from models.graph_inputs import GraphInputs, node_features_of
 from models.graph_model import GraphModel
 from models.settings import Settings
 
-# softmax(q k / sqrt(d)) without the term of the node itself; additive attention of GAT and of GATv2.
+# Classes of fused3s.nn, with options: softmax(q k / sqrt(d)) without the term of the node itself; additive attention of
+# GAT and of GATv2.
 LAYERS = {
-    "transformer_conv": partial(fused3s.nn.TransformerConv, root_weight=False),
-    "gat_conv": partial(fused3s.nn.GATConv, add_self_loops=False),
-    "gatv2_conv": partial(fused3s.nn.GATv2Conv, add_self_loops=False),
+    "transformer_conv": ("TransformerConv", {"root_weight": False}),
+    "gat_conv": ("GATConv", {"add_self_loops": False}),
+    "gatv2_conv": ("GATv2Conv", {"add_self_loops": False}),
 }
 
 
@@ -47,12 +47,15 @@ class ConvNet(GraphModel):
 
     def __init__(self, *, layer: str, out_heads: int = 1, **arguments: Any) -> None:
         super().__init__()
+        from fused3s import nn as nn_layers  # on use: it imports PyG, which takes seconds
+
+        name, options = LAYERS[layer]
         settings = Settings(**arguments)
         if not isinstance(settings.in_features, int) or settings.task != "node":
             raise ValueError(f"layer: got {layer!r}, which classifies nodes by float features")
         self.task, self.in_features = settings.task, settings.in_features
         self.input_dropout, self.dropout = settings.input_dropout, settings.dropout
-        make = partial(LAYERS[layer], dropout=settings.attention_dropout)
+        make = partial(getattr(nn_layers, name), **options, dropout=settings.attention_dropout)
         width, head_dim = settings.in_features, settings.dim // settings.heads
         self.blocks = nn.ModuleList()
         for _ in range(settings.blocks - 1):

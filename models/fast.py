@@ -3,7 +3,8 @@ between two attentions (output projection, FFN, norms, next QKV projection).
 
 plain     The modules of the model, at least one kernel each.
 compiled  torch.compile of the layers between two attentions, so that attention causes no graph break. The first pass
-          compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower).
+          compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower). "auto" takes
+          it in long runs on GPUs whose compute capability is not 9.0 (`compiling_pays`).
 fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference dense.block, d = 64, 80, 96, 128, 160, 192 and
           256, compute capability 9.0, which reads a packed copy of the weights. In training `models.fast_training`.
 
@@ -13,27 +14,33 @@ error at the next run: prepare the execution again. The three paths round to the
 their outputs agree within the tolerance of `--verify`.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from shutil import which
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from dense.block import dense_block, dense_block_unavailable, pack_block
+from dense.block import block_instance, dense_block, dense_block_unavailable, pack_block
+from dense.weights import CAPABILITY
+from fused3s.runtime.jit import compile_ahead
 from models.embedding import pack_embedding
 from models.fast_ends import embed_in_training, readout_in_training
 from models.fast_training import DenseBlock, FusedTraining, successive_blocks, weights_of
 from models.graph_inputs import GraphInputs
 from models.graph_model import GraphModel
-from models.graph_transformer import Block, GraphTransformer, mlp
+from models.graph_transformer import Block, GraphTransformer, mlp, norm_options
 from models.separate_rows import separate_rows_unavailable
 from models.weight_copies import CopiedModules
 
 DensePath = Literal["plain", "compiled", "fused"]
 VIRTUAL_NODES = "the model has virtual nodes between its blocks"
 Forward = Callable[[GraphInputs], Tensor]  # the model, or a `FastForward` of it
+COMPILED_HINT = "runtime.dense=compiled is faster on this GPU, after up to a minute of compiling"
 
 
 class DenseUnavailableError(RuntimeError):
@@ -67,7 +74,7 @@ class FastForward:
         dropouts = model.attention_dropouts()
         for block, edge_block, dropout, dense in zip(model.blocks, model.edge_blocks, dropouts, blocks, strict=True):
             attended, e = block.attend(qkv, e, inputs, edge_block, dropout)
-            h, qkv = dense(attended, h)
+            h, qkv = dense(attended, h, *norm_options(block, inputs))
         return self.readout(model.rows(h, inputs))
 
 
@@ -96,10 +103,12 @@ class Dense:
             )
 
 
-def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "auto") -> Dense:
+def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "auto", *, is_long: bool = False) -> Dense:
     """Prepare the non-attention layers of a model that has its final device, dtype and weights.
 
-    "auto" is fused if it can run, else plain, since compiling takes longer than most runs.
+    Args:
+        requested: "auto" is fused if it can run, else plain, or compiled in a long run where `compiling_pays`.
+        is_long: whether the run is longer than compiling, with inputs of one shape.
 
     Raises:
         DenseUnavailableError: "fused" was requested and cannot run.
@@ -108,20 +117,43 @@ def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "au
     refused = fused_unavailable(model) if requested in ("auto", "fused") else None
     if refused and requested == "fused":
         raise DenseUnavailableError(f"the fused dense block cannot run: {refused}")
-    if refused or requested == "plain":
-        return Dense("plain", f"{why}; not fused: {refused}" if refused else why, model, CopiedModules())
-    is_fused = requested != "compiled"
+    is_fused = not refused and requested in ("auto", "fused")
+    if refused:
+        why += f"; not fused: {refused}"
+        requested = "compiled" if is_long and compiling_pays(model) else "plain"
+    if requested == "plain":
+        return Dense("plain", why, model, CopiedModules())
     blocks = fused_blocks(model) if is_fused else compiled_blocks(model)
     forward = FastForward(model, pack_embedding(model.embedding), lambda: blocks, model.readout)
     copied = CopiedModules(model.embedding, *(model.blocks if is_fused else ()))
     return Dense("fused" if is_fused else "compiled", why, forward, copied)
 
 
+def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> None:
+    """Begin to compile the kernels that `choose_dense` will need, beside those of a plan."""
+    if requested in ("auto", "fused") and not fused_unavailable(model):
+        dim, pairs = model.blocks[0].qkv.in_features, successive_blocks(model)
+        instances = [block_instance(model.dtype, dim, following is not None) for _, following in pairs]
+        compile_ahead(instances, model.device.index)
+
+
 def training_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> DensePath:
-    """The path of a training step; "auto" never compiles, which takes a minute."""
+    """The path of a training step; "auto" compiles where that pays, since a training is long."""
     if requested != "auto":
         return requested
-    return "plain" if fused_unavailable(model, training=True) else "fused"
+    if not fused_unavailable(model, training=True):
+        return "fused"
+    return "compiled" if compiling_pays(model) else "plain"
+
+
+def compiling_pays(model: GraphModel) -> bool:
+    """Whether a Graph Transformer is on a GPU without the kernel of the dense block, and torch.compile finds what it
+    needs: Triton calls a C compiler, which images that only run programs lack."""
+    is_on_gpu = isinstance(model, GraphTransformer) and model.device.type == "cuda"
+    if not is_on_gpu or model.virtual_nodes or torch.cuda.get_device_capability(model.device) == CAPABILITY:
+        return False
+    has_compiler = os.environ.get("CC") or which("gcc") or which("clang")
+    return bool(has_compiler) and find_spec("triton") is not None
 
 
 def training_forward(model: GraphModel, path: DensePath, *, dynamic: bool = False) -> Forward:
@@ -157,10 +189,10 @@ def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | Non
 
 
 def between_attentions(
-    block: Block, following: Block | None, attended: Tensor, h: Tensor
+    block: Block, following: Block | None, attended: Tensor, h: Tensor, *row_weights: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """A DenseBlock made of the modules of a block and of the next block."""
-    h = mlp(block, attended, h)
+    """A DenseBlock made of the modules of a block and of the next block; row_weights of batch norm."""
+    h = mlp(block, attended, h, *row_weights)
     return h, None if following is None else following.qkv(h)
 
 

@@ -52,7 +52,8 @@ def assign_by_metis(
         import pymetis
     except ImportError as error:
         raise PartitionError(
-            "method: got 'metis', and pymetis is not installed: pip install pymetis, or take method 'contiguous'"
+            "method: got 'metis', and pymetis is not installed: pip install pymetis (on aarch64 that needs a C++ "
+            "compiler), or take method 'contiguous'"
         ) from error
     num_nodes, num_edges = degrees.size, int(degrees.sum())
     if num_parts == 1 or num_nodes <= num_parts:

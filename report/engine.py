@@ -53,7 +53,7 @@ class Data:
         device: whose rows are taken where several have some; the default is the one with most rows of a benchmark.
     """
 
-    def __init__(self, rows: pd.DataFrame, device: str | None = None):
+    def __init__(self, rows: pd.DataFrame, device: str | None = None) -> None:
         every = pd.concat([rows, derived_rows(rows), published_rows()], ignore_index=True)
         self.benches = dict(iter(every.groupby("bench")))
         self.empty = every.iloc[:0]

@@ -34,7 +34,7 @@ from bench.provenance import device_name
 from bench.records import Row, check_results_file, read_rows
 from bench.runner import Case, DeviceLostError, devices, run_bench
 from configs.bench import load_bench_config
-from report.rows import IDENTITY, LOCAL
+from report.rows import IDENTITY, measurement_files
 
 ROOT = Path(__file__).resolve().parent.parent
 NEW, OWN = Path("results/local/regress"), Path("results/local/reference")
@@ -83,8 +83,7 @@ def recorded_times(folder: Path, device: str) -> Times:
     Raises:
         ValueError: there is none.
     """
-    paths = (path for path in folder.rglob("*.csv") if LOCAL not in path.relative_to(folder).parts)
-    rows = [row for path in paths if path.stem in MEASURES for row in read_rows(path)]
+    rows = [row for path in measurement_files(folder) if path.stem in MEASURES for row in read_rows(path)]
     found = times(sorted((row for row in rows if row.device == device), key=lambda row: row.date))
     if not found:
         others = ", ".join(sorted({row.device for row in rows if row.device_type == "cuda"})) or "no GPU"

@@ -8,10 +8,8 @@ from torch.nn.functional import pad
 
 from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
-from models.batch_norm import BatchNorm
-from models.fast import FastForward
 from training.metrics import UNKNOWN
-from training.padded_batches import PaddedBatches, Room, padding_refused
+from training.padded_batches import PaddedBatches, Room
 from training.step import Step
 from training.tasks import Batch, GraphsBatch, GraphsTask
 
@@ -62,10 +60,3 @@ class CapturedGraphs:
         unknown = torch.nan if labels.is_floating_point() else UNKNOWN
         rows = (0, 0, 0, further) if labels.dim() == 2 else (0, further)
         return Batch(padded.inputs(), pad(labels, rows, value=unknown))
-
-
-def capture_refused(step: Step, task: GraphsTask, backend: str, reorder: str) -> str | None:
-    """Why batches cannot be padded to one size, which a captured step needs; None if they can."""
-    if isinstance(step.forward, FastForward) and isinstance(step.model.blocks[0].norm1, BatchNorm):
-        return "compiled layers with batch norm would count the rows of padding"
-    return padding_refused(step.working.model, backend, reorder, task.graphs)

@@ -10,7 +10,16 @@ from ..formats.gpu_csr import MOST_EDGES
 from ..formats.schedule import ScheduleForm
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
-from ..runtime.jit import ELEMENTS, Element, Kernel, KernelInstance, get_kernel, input_element, instance_sizes
+from ..runtime.jit import (
+    ELEMENTS,
+    Element,
+    Kernel,
+    KernelInstance,
+    compile_ahead,
+    get_kernel,
+    input_element,
+    instance_sizes,
+)
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
 from ..tuning import GROUP_WIDTH, WARP_COLUMNS, tuning_for
@@ -29,14 +38,14 @@ from .feature_products import pack_features
 from .fused3s_data import Fused3SData
 from .fused3s_edges import (
     TERM_DEFAULTS,
-    compile_edge_kernel,
     edge_columns,
+    edge_instance,
     launch_edge_kernel,
     padded_call,
     takes_columns,
     term_scalars,
 )
-from .fused3s_gradients import compile_gradients, launch_gradients
+from .fused3s_gradients import gradient_instances, launch_gradients
 from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
 from .fused3s_shapes import COMMON_DIM, EXPRESSION, KEY_FEATURES, SLICE, TILE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
@@ -138,7 +147,7 @@ class Fused3SBackend(CudaBackend):
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
     ) -> Fused3SData:
         forward = partial(forward_schedule, gpu_limits(device), inputs, device.index)
-        data = plan_graph(graph, device, inputs, forward, perm)
+        data = plan_graph(graph, device, inputs, forward, perm, partial(_call_instances, device, inputs))
         _compile(data, device, inputs)
         return data
 
@@ -283,21 +292,28 @@ def _even(dim: int) -> int:
     return dim + (-dim % 8 if dim % 2 else 0)
 
 
-def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
-    """Compile the kernels for `inputs` without edge data, if their type is known."""
+def _call_instances(device: torch.device, inputs: InputSpec, data: Fused3SData) -> list[KernelInstance]:
+    """The kernels for `inputs` without edge data and dropout, if their type is known."""
     dtype, num_heads = inputs.dtype, inputs.num_heads
     if dtype is None or inputs.head_dim is None:
-        return
+        return []
     dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
-    if inputs.backward:
-        compile_gradients(data, device, inputs)
+    found = gradient_instances(data, inputs) if inputs.backward else []
     dtype = product_type(dtype)
     if _takes_edge_kernel(data, torch.empty((0, num_heads, dim), dtype=dtype, device=device), None):
         columns = edge_columns(num_heads, inputs.head_dim, dtype)
-        compile_edge_kernel(dtype, out_dtype, columns, num_heads, device)
-    else:
-        items = data.work_items.shape[1]
-        get_kernel(choose_instance(input_element(dtype), out_dtype, dim, items, num_heads), device.index)
+        return [*found, edge_instance(dtype, out_dtype, columns, num_heads, 0)]
+    items = data.work_items.shape[1]
+    return [*found, choose_instance(input_element(dtype), out_dtype, dim, items, num_heads)]
+
+
+def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
+    """Compile the kernels of `_call_instances`, side by side."""
+    instances = _call_instances(device, inputs, data)
+    if len(instances) > 1 and device.type == "cuda":
+        compile_ahead(instances, device.index)
+    for instance in instances:
+        get_kernel(instance, device.index)
 
 
 def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Tensor:

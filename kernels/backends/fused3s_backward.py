@@ -16,7 +16,6 @@ from ..runtime.jit import (
     Kernel,
     KernelInstance,
     KernelSizes,
-    get_kernel,
     input_element,
     instance_sizes,
 )
@@ -112,12 +111,6 @@ def _pass_schedules(
     return form_of(teams, False), form_of(teams, True)
 
 
-def compile_backward(data: Fused3SData, dtype: torch.dtype, dim: int, device: torch.device) -> None:
-    """Compile both passes without dropout."""
-    for instance in _instances(data, input_element(dtype), dim, None):
-        get_kernel(instance, device.index)
-
-
 def launch_backward(
     data: Fused3SData,
     call: Call,
@@ -141,7 +134,7 @@ def launch_backward(
     query, key, value, scale, _, lse, edges = call
     dropout = None if edges is None else edges.dropout
     num_rows, num_heads, dim = query.shape
-    instances = _instances(data, input_element(query.dtype), dim, edges)
+    instances = pass_instances(data, input_element(query.dtype), dim, edges)
     if not wanted & {"key", "value", "column_values"}:
         del instances[1]
     itemsize = query.itemsize
@@ -242,7 +235,7 @@ def new_gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple([torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors])
 
 
-def _instances(data: Fused3SData, element: Element, dim: int, edges: BoundEdges | None) -> list[KernelInstance]:
+def pass_instances(data: Fused3SData, element: Element, dim: int, edges: BoundEdges | None) -> list[KernelInstance]:
     """Instances of the row pass and of the column pass."""
     terms, score = terms_of(edges), None if edges is None else edges.score
     return [

@@ -109,12 +109,6 @@ def edge_instance(
     return KernelInstance("fused3s_edges.cu", "fused3s_edges", arguments, score=score)
 
 
-def compile_edge_kernel(
-    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, device: torch.device
-) -> None:
-    get_kernel(edge_instance(dtype, out_dtype, dim, num_heads, 0), device.index)
-
-
 def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
     """Queue the kernel on torch's current stream.
 

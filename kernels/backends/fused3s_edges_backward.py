@@ -42,13 +42,6 @@ def features_instance(dtype: torch.dtype) -> KernelInstance:
     return KernelInstance(SOURCE, "gradients_of_features", (dtype,))
 
 
-def compile_edge_backward(
-    dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, device: torch.device
-) -> None:
-    for instance in edge_backward_instances(dtype, out_dtype, dim, num_heads, 0):
-        get_kernel(instance, device.index)
-
-
 def launch_edge_backward(
     data: Fused3SData,
     call: Call,

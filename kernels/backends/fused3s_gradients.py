@@ -7,26 +7,23 @@ cuda/fused3s_edges_backward.cu  edge by edge: narrow heads on sparse graphs, and
 import torch
 from torch.nn import functional
 
+from ..runtime.jit import KernelInstance, input_element
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import product_type
-from .fused3s_backward import compile_backward, launch_backward
+from .fused3s_backward import launch_backward, pass_instances
 from .fused3s_data import Fused3SData
 from .fused3s_edges import edge_columns, padded_call, takes_columns
-from .fused3s_edges_backward import compile_edge_backward, launch_edge_backward
+from .fused3s_edges_backward import edge_backward_instances, launch_edge_backward
 from .score_values import backward_fits_tiles, require_edge_arrays
 
 
-def compile_gradients(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None:
-    """Compile the kernels for `inputs` without edge data, if their type is known; edge by edge without KV tiles."""
-    dim = inputs.head_dim
-    if inputs.dtype is None or dim is None:
-        return
-    dtype, heads = product_type(inputs.dtype), inputs.num_heads
+def gradient_instances(data: Fused3SData, inputs: InputSpec) -> list[KernelInstance]:
+    """The kernels for `inputs` of a known type without edge data and dropout; edge by edge without KV tiles."""
+    dtype, heads, dim = product_type(inputs.dtype), inputs.num_heads, inputs.head_dim
     if data.column_work_items is None:
         columns = edge_columns(heads, dim, dtype)
-        compile_edge_backward(dtype, inputs.out_dtype or inputs.dtype, columns, heads, device)
-    else:
-        compile_backward(data, dtype, dim + (-dim % 8 if dim % 2 else 0), device)
+        return list(edge_backward_instances(dtype, inputs.out_dtype or inputs.dtype, columns, heads, 0))
+    return pass_instances(data, input_element(dtype), dim + (-dim % 8 if dim % 2 else 0), None)
 
 
 def launch_gradients(

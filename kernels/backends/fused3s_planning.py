@@ -15,10 +15,11 @@ from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor
 from ..formats.edge_list import EdgeList
 from ..formats.gpu_csr import COUNTS, MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource, PlanNumber
-from ..formats.gpu_plan import GPUPlan, PlanForm
+from ..formats.gpu_plan import COUNT_TILES, GPUPlan, PlanForm
 from ..formats.grouped_graph import check_graph
 from ..formats.schedule import ScheduleForm, most_tiles_of, windows_of
 from ..runtime.device import gpu_limits
+from ..runtime.jit import KernelInstance
 from ..runtime.launch import next_waits, stream_handle
 from ..runtime.readback import Readback
 from ..runtime.semaphores import is_capturing
@@ -34,6 +35,7 @@ from .kernel_choice import GraphSize, takes_edges
 
 Graph = BSB | CSRPattern | EdgeList
 ForwardSchedule = Callable[[int], ScheduleForm]  # argument: upper bound of the KV tiles (`most_tiles_of`)
+CallInstances = Callable[[Fused3SData], list[KernelInstance]]  # kernels of the calls of a plan
 
 
 def plan_graph(
@@ -42,12 +44,14 @@ def plan_graph(
     inputs: InputSpec,
     forward: ForwardSchedule,
     perm: torch.Tensor | None = None,
+    calls: CallInstances = lambda data: [],
 ) -> Fused3SData:
     """Queue the plan of a graph on torch's current stream.
 
     Args:
         graph: a repeated edge of a CSR or an edge list counts as often as it occurs.
         perm: as for `Backend.build`.
+        calls: the kernels that the first plan of a process compiles beside its own.
 
     Raises:
         ValueError: the graph is malformed or exceeds a limit of the kernels; the text names it.
@@ -57,7 +61,7 @@ def plan_graph(
         perm = perm.to(device)
         row_ids = perm.new_full((windows_of(len(perm)) * TILE[0],), len(perm))  # num_rows pads the last window
         row_ids[: len(perm)] = perm
-    made = queue_plan(graph, device, inputs, forward, row_ids)
+    made = queue_plan(graph, device, inputs, forward, row_ids, calls)
     return made.checked() if _is_on_cpu(graph) else made.unchecked(follows=not _captures(device))
 
 
@@ -67,6 +71,7 @@ def queue_plan(
     inputs: InputSpec,
     forward: ForwardSchedule,
     row_ids: torch.Tensor | None = None,
+    calls: CallInstances = lambda data: [],
 ) -> "MadePlan":
     """Queue the kernels of a plan. Waits if the choice of the kernel depends on the number of KV tiles."""
     source = _edge_source(graph, device, inputs.backward)
@@ -75,11 +80,13 @@ def queue_plan(
     form, csr = form_of(size, device, inputs, forward), None
     if form is None and not _captures(device):
         sorted_edges = GPUPlan(PlanForm(graph.shape, size.num_edges, inputs.backward, (), 0, inputs.edge_data), device)
+        sorted_edges.compile_ahead(source, lambda: [COUNT_TILES])
         sorted_edges.fill(source, rows)
         size, csr = replace(size, num_tiles=sorted_edges.count_tiles()), sorted_edges.csr
         form = form_of(size, device, inputs, forward)
     form = form or _form_by_edge(size, device, inputs, forward)
     made = MadePlan(GPUPlan(form, device, csr), size, row_ids, graph)
+    made.plan.compile_ahead(source, lambda: calls(made.bounded))
     made.plan.fill(source, rows)
     return made
 

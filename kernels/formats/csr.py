@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..dgl import import_dgl
+from ..runtime.kernel_cache import import_cupy
 from .edge_list import EdgeList, check_ids, edges_from_torch
 
 MAX_DIM = 2**31 - 1  # row and column ids are stored as int32
@@ -168,7 +169,7 @@ def array_module(*arrays: Any) -> tuple[Any, list[Any]]:
     for array in arrays:
         if isinstance(array, torch.Tensor):
             array = array.detach()
-            array = array.numpy() if array.device.type == "cpu" else _cupy().from_dlpack(array.contiguous())
+            array = array.numpy() if array.device.type == "cpu" else import_cupy().from_dlpack(array.contiguous())
         elif not hasattr(array, "__cuda_array_interface__"):
             array = np.asarray(array)
         if array.dtype.kind not in "iu" and array.size:
@@ -177,7 +178,7 @@ def array_module(*arrays: Any) -> tuple[Any, list[Any]]:
     on_gpu = [hasattr(view, "__cuda_array_interface__") for view in views]
     if any(on_gpu) != all(on_gpu):
         raise ValueError("indptr and indices: one is on the CPU and one on a GPU; put both on one device")
-    return (_cupy() if on_gpu[0] else np), views
+    return (import_cupy() if on_gpu[0] else np), views
 
 
 def as_tensor(array: Any) -> torch.Tensor:
@@ -188,9 +189,3 @@ def as_tensor(array: Any) -> torch.Tensor:
     if hasattr(array, "__cuda_array_interface__"):
         return torch.from_dlpack(array)
     return torch.from_numpy(np.require(array, requirements="CW"))
-
-
-def _cupy() -> Any:
-    import cupy  # only on the GPU path, so that CPU builds need no CuPy
-
-    return cupy

@@ -44,6 +44,14 @@ _instances = {
 }
 
 
+def csr_instances(wide: bool, is_csr: bool, transposes: bool) -> list[KernelInstance]:
+    """The kernels of a source of int64 (`wide`) or int32 ids, an edge list or a CSR."""
+    names = [("plan_sort", wide, is_csr, False), ("plan_offsets", is_csr), ("plan_count", wide, is_csr)]
+    names += [] if is_csr else [("plan_place", wide)]
+    names += [("plan_sort", False, False, True)] if transposes else []
+    return [_instances[name] for name in names]
+
+
 @dataclass(frozen=True, eq=False)
 class EdgeSource:
     """The edges of a graph as given by the caller, on a GPU.

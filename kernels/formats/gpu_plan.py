@@ -12,17 +12,19 @@ The host does not wait: arrays have upper-bound sizes, and items after the last 
 be refilled with another graph, also inside a CUDA graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from ..fragments import WARP_SIZE
-from ..runtime.jit import KernelInstance, get_kernel
+from ..runtime.jit import KernelInstance, compile_ahead, get_kernel
 from ..runtime.launch import Launch, address_of, launch_all, next_waits
 from ..runtime.params import elements
+from ..runtime.semaphores import is_capturing
 from ..tuning import MANY_BLOCKS
 from .gpu_csr import (
     GPUCSR,
@@ -32,9 +34,10 @@ from .gpu_csr import (
     PlanNumber,
     allocate,
     blocks_of,
+    csr_instances,
 )
-from .gpu_edges import slot_launch
-from .gpu_row_items import most_items_of, most_parts_of, row_launches
+from .gpu_edges import PLAN_EDGES, slot_launch
+from .gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS, most_items_of, most_parts_of, row_launches
 from .schedule import (
     ITEM_WORDS,
     SCHEDULE_NUMBERS,
@@ -86,6 +89,32 @@ class PlanForm:
     def tile_sides(self) -> int:
         """Number of patterns with KV tiles: 0, 1 (A) or 2 (A and A^T)."""
         return 0 if not self.schedules else 1 + any(each.of_transpose for each in self.schedules)
+
+
+class PlanKernels(NamedTuple):
+    """Which kernels fill a plan.
+
+    Attributes:
+        wide, is_csr: ids of the source of int64, of a CSR; None if the plan shares a filled CSR.
+        transposes, tiles, row_items, slots: whether it has A^T, KV tiles, row items, slots.
+    """
+
+    wide: bool | None
+    is_csr: bool | None
+    transposes: bool
+    tiles: bool
+    row_items: bool
+    slots: bool
+
+    def instances(self) -> list[KernelInstance]:
+        """Those that take long to compile come first."""
+        found = [WRITE_TILES, PLAN_SCHEDULE, COUNT_TILES, PLAN_ITEMS] if self.tiles else []
+        found += [] if self.wide is None else csr_instances(self.wide, self.is_csr, self.transposes)
+        found += [PLAN_PARTS, PLAN_WHOLE_ROWS] if self.row_items else []
+        return [*found, PLAN_EDGES] if self.slots else found
+
+
+_begun: set[tuple[PlanKernels, int]] = set()  # kernels of plans, and GPUs
 
 
 class GPUPlan:
@@ -153,6 +182,19 @@ class GPUPlan:
         """[PlanNumber.COUNTS] int64."""
         return self.csr.numbers
 
+    def kernels(self, source: EdgeSource) -> PlanKernels:
+        """The kernels of `fill`."""
+        ids = (None, None) if self._has_csr else (source.ids.dtype == torch.int64, source.offsets is not None)
+        form = self.form
+        return PlanKernels(*ids, form.transposes, bool(form.schedules), form.part_edges > 0, self.slots is not None)
+
+    def compile_ahead(self, source: EdgeSource, others: Callable[[], list[KernelInstance]] = list) -> None:
+        """Begin to compile the kernels of `fill`, and others beside them; once per process for the same kernels."""
+        kernels = self.kernels(source), self.device.index
+        if kernels not in _begun and self.device.type == "cuda" and not is_capturing(self.device):
+            _begun.add(kernels)
+            compile_ahead([*kernels[0].instances(), *others()], self.device.index)
+
     def fill(self, source: EdgeSource, row_ids: torch.Tensor | None = None) -> None:
         """Queue the kernels on torch's current stream.
 
@@ -160,6 +202,7 @@ class GPUPlan:
             source: up to `form.most_edges` edges; only read by the queued kernels.
             row_ids: [num_rows] int32, row of query and output of each row of A; None for natural order.
         """
+        self.compile_ahead(source)
         form, csr, index, windows = self.form, self.csr, self.device.index, self._windows
         edges, shape, num_schedules, item_sides = form.most_edges, form.shape, len(form.schedules), len(self._items)
         most_blocks = most_windows = words = 0

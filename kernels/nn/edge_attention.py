@@ -16,14 +16,15 @@ from ..autograd import gradients_of
 from ..backends import REGISTRY
 from ..edge_data import edge_permutation
 from ..once_differentiable import refuse_double_backward
+from ..runtime.semaphores import is_capturing
 from .planned_edges import bind_features, plan_edge_index
 
 TERMS = "Tensor? features, Tensor? key_weight, Tensor? value_weight, Tensor? dropout_seed, float dropout, float scale"
 GRAPH = "Tensor edge_index, str backend, bool cache"
 WANTED = ("query", "key", "value", "padded_features", "key_weight", "value_weight")  # fields of `Gradients`
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
-# A captured CUDA graph would keep the first plan.
-TAGS = (torch.Tag.cudagraph_unsafe,)
+# A captured CUDA graph would keep the first plan. A torch without this tag: `_refuse_capture`.
+TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 LIBRARY.define(
     f"attention_of_edges(Tensor query, Tensor key, Tensor value, {TERMS}, {GRAPH}, bool with_lse) -> "
     "(Tensor output, Tensor lse)",
@@ -66,9 +67,19 @@ def attend_edges(
     return output
 
 
+def _refuse_capture(device: torch.device) -> None:
+    """Raise if this torch captures the operator in a CUDA graph."""
+    if not TAGS and device.type == "cuda" and is_capturing(device):
+        raise RuntimeError(
+            f"torch {torch.__version__}: a CUDA graph of a compiled layer would keep the plan of its first edge_index; "
+            "compile without mode='reduce-overhead', or use torch 2.8 or newer"
+        )
+
+
 def _plan(
     query: Tensor, key: Tensor, features: Tensor | None, edge_index: Tensor, backend: str, cache: bool, backward: bool
 ) -> AttentionPlan:
+    _refuse_capture(query.device)
     return plan_edge_index(
         edge_index,
         (query.shape[0], key.shape[0]),

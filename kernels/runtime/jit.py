@@ -7,11 +7,13 @@ ptxas: registers and spills.
 
 import ctypes
 import logging
+import os
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -22,6 +24,7 @@ import torch
 
 from ..errors import KernelCompileError
 from . import debug
+from .kernel_cache import import_cupy
 from .params import ParamsLayout, params_layout
 from .source import read_source
 
@@ -167,24 +170,71 @@ class Kernel:
     function: Any
 
 
-_lock = threading.Lock()
-_kernels: dict[tuple[KernelInstance, int], Kernel] = {}
+_Key = tuple[KernelInstance, int]
+_kernels: dict[_Key, Kernel] = {}
+_compilations: dict[_Key, Future[Kernel]] = {}  # running; failed ones until `get_kernel` raises the error
+_lock = threading.Lock()  # of both, not held while compiling
 
 
 def get_kernel(instance: KernelInstance, device_index: int) -> Kernel:
-    """An instance on a GPU, compiled and loaded on first use.
+    """An instance on a GPU, compiled and loaded on first use, or by `compile_ahead`, which it waits for.
 
     Raises:
         KernelCompileError: NVRTC refused the source.
         ValueError: it needs more shared memory than the GPU has.
     """
-    kernel = _kernels.get((instance, device_index))
+    key = instance, device_index
+    kernel = _kernels.get(key)
     if kernel is None:
-        with _lock:
-            kernel = _kernels.get((instance, device_index))
-            if kernel is None:
-                kernel = _kernels[instance, device_index] = _load(instance, device_index)
+        try:
+            kernel = _compilation(key).result()
+        except BaseException:
+            with _lock:  # the next call tries again
+                _compilations.pop(key, None)
+            raise
     return kernel
+
+
+def compile_ahead(instances: Iterable[KernelInstance], device_index: int) -> None:
+    """Begin to compile instances side by side, in this order, and return at once. `get_kernel` raises their errors."""
+    keys = [(each, device_index) for each in dict.fromkeys(instances)]
+    keys = [key for key in keys if key not in _kernels and key not in _compilations]
+    if keys:
+        import_cupy()
+        pool = ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1), "fused3s-compile")
+        for key in keys:
+            pool.submit(_compile_in_thread, key)
+        pool.shutdown(wait=False)  # its threads end after the last instance
+
+
+def _compile_in_thread(key: _Key) -> None:
+    from cupy.cuda import runtime
+
+    runtime.setDevice(key[1])  # creates the thread's context
+    _compilation(key)
+
+
+def _compilation(key: _Key) -> Future[Kernel]:
+    """The compilation of an instance, done by this thread unless another one has begun it."""
+    with _lock:
+        future = _compilations.get(key)
+        if future is not None:
+            return future
+        future = Future()
+        if key in _kernels:
+            future.set_result(_kernels[key])
+            return future
+        _compilations[key] = future
+    try:
+        kernel = _load(*key)
+    except BaseException as error:  # also Ctrl-C: other threads wait
+        future.set_exception(error)
+        return future
+    with _lock:
+        _kernels[key] = kernel
+        _compilations.pop(key, None)
+    future.set_result(kernel)
+    return future
 
 
 @lru_cache
@@ -222,16 +272,12 @@ def _load(instance: KernelInstance, device_index: int) -> Kernel:
 
 
 def _device(device_index: int | None) -> Any:
-    import cupy
-
-    return cupy.cuda.Device(device_index)
+    return import_cupy().cuda.Device(device_index)
 
 
 def _compile(instance: KernelInstance, names: Sequence[str], what: str) -> Any:
     """CuPy module with `names` from the instance's source, loaded on the current GPU."""
-    import cupy
-
-    source = read_source(instance.source, instance.score)
+    cupy, source = import_cupy(), read_source(instance.source, instance.score)
     # CuPy also passes the GPU's plain architecture; NVRTC uses the more specific one.
     options = (*OPTIONS, f"--gpu-architecture={instance.arch}") if instance.arch else OPTIONS
     try:
@@ -270,9 +316,7 @@ def compile_ptxas(instances: Sequence[KernelInstance], arch: str) -> dict[Kernel
     Raises:
         KernelCompileError: NVRTC refused the source.
     """
-    from cupy.cuda import nvrtc
-
-    source = read_source(instances[0].source, instances[0].score)
+    nvrtc, source = import_cupy().cuda.nvrtc, read_source(instances[0].source, instances[0].score)
     program = nvrtc.createProgram(source, Path(instances[0].source).name, [], [])
     try:
         for instance in instances:

@@ -104,6 +104,14 @@ def test_a_wrong_value_is_named_with_what_is_allowed(write, override, parts):
         ),
         (["runtime.dense=compiled", "model.virtual_node=true"], "dense = 'compiled' and model.virtual_node = True"),
         (["runtime.dense=fused", "model.norm=batch"], "runtime.dense = 'fused' and model.norm = 'batch'"),
+        (["model.kind=gat_conv", "model.norm=batch"], "model.norm = 'batch' and model.kind = 'gat_conv'"),
+        (["model.out_heads=2"], "model.out_heads = 2 and model.kind = 'graph_transformer'"),
+        (["model.kind=gat_conv"], "model.kind = 'gat_conv' and data.name = 'zinc'"),
+        (["model.kind=gat_conv", "runtime.dense=compiled"], "runtime.dense = 'compiled' and model.kind = 'gat_conv'"),
+        (
+            ["data.self_loops=true", "model.edge_features=bias"],
+            "data.self_loops = True and model.edge_features = 'bias'",
+        ),
     ],
 )
 def test_values_that_exclude_each_other_are_both_named(write, overrides, both):

@@ -1,11 +1,8 @@
-"""A loop of one's own captured: what is left of the calls before a capture, tensors of one size, sampled blocks, and
-the example; on a GPU against eager steps."""
+"""A loop of one's own captured: what is left of the calls before a capture, tensors of one size, and
+sampled blocks; on a GPU against eager steps."""
 
 import copy
-import importlib.util
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +15,6 @@ from fused3s import capture_step, copy_padded_, plan_attention
 from fused3s.runtime.cuda_graph import capture
 
 CPU = torch.device("cpu")
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "captured_loop.py"
 
 
 def test_rows_and_padding():
@@ -166,31 +162,6 @@ def test_gpu_captured_blocks_train_as_eager_ones():
     losses, weights = train(padded, batches, run)
     assert losses == pytest.approx(expected[0], rel=1e-3)
     torch.testing.assert_close(weights, expected[1], atol=5e-3, rtol=5e-3)
-
-
-@pytest.fixture
-def example(monkeypatch):
-    pytest.importorskip("torch_geometric")
-    spec = importlib.util.spec_from_file_location("captured_loop", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "captured_loop", module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def losses_of_example(example, device, use_graph):
-    torch.manual_seed(0)
-    loader = example.DataLoader(example.molecules(100), batch_size=32)  # the last one has 4 graphs
-    return example.train(loader, device, use_graph)
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_the_example_eagerly_and_captured(example, monkeypatch):
-    expected = losses_of_example(example, CPU, use_graph=False)
-    assert expected[-1] < expected[0]
-    capture_steps_on_cpu(monkeypatch, example)
-    monkeypatch.setattr(example, "PlanRoom", ReferenceRoom)
-    assert losses_of_example(example, CPU, use_graph=True) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.gpu

@@ -22,6 +22,7 @@ from fused3s.formats.csr import CSRPattern, csr_pattern
 from fused3s.formats.edge_list import EdgeList
 from fused3s.formats.edge_order import edge_order
 from fused3s.formats.gpu_csr import EdgeSource, PlanNumber
+from fused3s.formats.gpu_plan import GPUPlan
 from fused3s.formats.row_order import permute_rows
 from fused3s.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import ON_SHIM, cuda_on_cpu
@@ -60,6 +61,20 @@ def test_a_plan_of_an_edge_list_has_the_bits_of_the_oracles(planned, name):
 def test_a_plan_of_a_csr_has_the_bits_of_the_oracles(planned, name):
     for key, inputs in INPUTS.items():
         planned(PATTERNS[name](), inputs, f"{name}, {key}")
+
+
+@pytest.mark.parametrize("graph", [LISTS["copies"](), PATTERNS["symmetric"]()], ids=["edge list", "csr"])
+@pytest.mark.parametrize("key", ["forward", "narrow_backward", "edge_data_backward"])
+def test_the_kernels_of_a_plan_are_named_before_they_are_launched(planned, monkeypatch, graph, key):
+    named, fill = set(), GPUPlan.fill
+
+    def named_first(plan, source, *row_ids):
+        named.update(each.name for each in plan.kernels(source).instances())
+        fill(plan, source, *row_ids)
+
+    monkeypatch.setattr(GPUPlan, "fill", named_first)
+    _, launched = planned(graph, INPUTS[key], key)
+    assert named == set(launched)
 
 
 @pytest.mark.parametrize("key", ["narrow_backward", "edge_data_backward", "backward"])

@@ -116,12 +116,13 @@ def test_a_settled_plan_holds_no_more_memory_than_it_needs(on_gpu):
 def test_a_capture_follows_eager_calls_that_did_not_wait():
     """The GPU has finished the plan by the time of the capture, but no call has noticed."""
     graph = edge_list(20_000, 20_000, 400_000)
+    edges = graph.edge_index.cuda()  # a copy behind the sleep would wait for it
     query, key, value = (torch.randn(20_000, 64, device="cuda", dtype=HALF) for _ in range(3))
-    warm = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=64)
+    warm = plan_attention(edges, shape=graph.shape, dtype=HALF, head_dim=64)
     expected = warm(query, key, value)
     torch.cuda.synchronize()
-    torch.cuda._sleep(100_000_000)
-    plan = plan_attention(graph.edge_index.cuda(), shape=graph.shape, dtype=HALF, head_dim=64, check=False)
+    torch.cuda._sleep(1_000_000_000)  # half a second, for a busy host
+    plan = plan_attention(edges, shape=graph.shape, dtype=HALF, head_dim=64, check=False)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

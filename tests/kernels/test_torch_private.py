@@ -31,6 +31,18 @@ def test_a_name_that_torch_lacks_is_an_import_error():
         torch_private.needed(torch._C, "no_such_name")
 
 
+@pytest.mark.parametrize("which", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"])
+def test_hooks_of_all_modules_and_the_fallback(which):
+    handle = getattr(torch.nn.modules.module, f"register_module_{which}")(lambda *given: None)
+    try:
+        assert torch_private.has_global_hooks()
+        assert torch_private._any_global_hook()
+    finally:
+        handle.remove()
+    assert not torch_private.has_global_hooks()
+    assert not torch_private._any_global_hook()
+
+
 def test_autograd_is_active_inside_of_a_kernel():
     x, found = torch.ones(2, requires_grad=True), []
     keys = torch._C._dispatch_tls_local_exclude_set()

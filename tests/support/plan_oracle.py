@@ -325,6 +325,7 @@ def expected_plan(
     inputs: InputSpec,
     forward: Callable[[int], ScheduleForm],
     perm: torch.Tensor | None = None,
+    calls: object = None,
 ) -> Fused3SData:
     """In place of `fused3s_planning.plan_graph`, on any device; it raises for damaged graphs, and numbers no edges."""
     offsets, indices = canonical_csr(csr_from_edges(graph) if isinstance(graph, EdgeList) else graph, device)

@@ -1,12 +1,15 @@
 """The operator of compiled layers: torch's checks of it, and layers without a graph break beside PyG's."""
 
+import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fused3s.nn
+from fused3s.nn.edge_attention import _refuse_capture
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
 
@@ -89,6 +92,33 @@ def test_wrong_ids_are_named_by_a_compiled_layer():
     x, edge_index, _ = graph(17, 40, None, "reference")
     with pytest.raises(ValueError, match=r"row 0 \(sources\) holds ids from .* to 99"):
         torch.compile(layer, backend="aot_eager", fullgraph=True)(x, edge_index.clamp(min=99))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_tag", [False, True])
+def test_gpu_capture_is_refused_by_a_torch_that_would_capture_by_itself(monkeypatch, has_tag):
+    query, edge_index = torch.randn(3, 17, 2, 4, device="cuda").half(), graph(17, 40, None, "fused3s")[1]
+    arguments = (*query, None, None, None, None, 0.0, 0.5, edge_index, "fused3s", True, False)
+    expected, _ = torch.ops.fused3s.attention_of_edges(*arguments)
+    monkeypatch.setattr("fused3s.nn.edge_attention.TAGS", ("the tag",) if has_tag else ())
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    refused = pytest.raises(RuntimeError, match=f"torch {re.escape(torch.__version__)}: a CUDA graph of a compiled")
+    with nullcontext() if has_tag else refused, torch.cuda.graph(captured):
+        output, _ = torch.ops.fused3s.attention_of_edges(*arguments)
+    if has_tag:
+        captured.replay()
+        close(output, expected)
+
+
+def test_capture_is_refused_on_a_gpu_alone(monkeypatch):
+    monkeypatch.setattr("fused3s.nn.edge_attention.is_capturing", lambda device: device.index == 0)
+    _refuse_capture(torch.device("cuda", 0))
+    monkeypatch.setattr("fused3s.nn.edge_attention.TAGS", ())
+    for device in ("cpu", "cuda:1"):
+        _refuse_capture(torch.device(device))
+    with pytest.raises(RuntimeError, match="would keep the plan of its first edge_index; compile without mode="):
+        _refuse_capture(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("terms", [False, True])

@@ -75,14 +75,14 @@ def test_joint_parameters_share_one_memory_from_the_first_call_on():
         assert len({each.weight.untyped_storage().data_ptr() for each in layer.joint_layers()}) == 1
 
 
-@pytest.mark.parametrize("ours", [fused3s.nn.GATConv, fused3s.nn.GATv2Conv, TransformerConv])
+@pytest.mark.parametrize("ours", [fused3s.nn.GATConv, fused3s.nn.GATv2Conv, fused3s.nn.TransformerConv])
 @pytest.mark.parametrize("in_channels", [0, -2, (4, 0)])
 def test_other_sizes_get_a_sentence(ours, in_channels):
     with pytest.raises(ValueError, match=r"in_channels: got .*; sizes of at least 1 are needed, or -1"):
         ours(in_channels, 4)
 
 
-@pytest.mark.parametrize("ours", [fused3s.nn.GATv2Conv, TransformerConv])
+@pytest.mark.parametrize("ours", [fused3s.nn.GATv2Conv, fused3s.nn.TransformerConv])
 def test_the_first_call_may_be_compiled(ours):
     torch.manual_seed(0)
     layer = ours(-1, 4, 2)
