@@ -33,7 +33,7 @@ from models.fast_ends import embed_in_training, readout_in_training
 from models.fast_training import DenseBlock, FusedTraining, successive_blocks, weights_of
 from models.graph_inputs import GraphInputs
 from models.graph_model import GraphModel
-from models.graph_transformer import Block, GraphTransformer, mlp
+from models.graph_transformer import Block, GraphTransformer, mlp, norm_options
 from models.separate_rows import separate_rows_unavailable
 from models.weight_copies import CopiedModules
 
@@ -74,7 +74,7 @@ class FastForward:
         dropouts = model.attention_dropouts()
         for block, edge_block, dropout, dense in zip(model.blocks, model.edge_blocks, dropouts, blocks, strict=True):
             attended, e = block.attend(qkv, e, inputs, edge_block, dropout)
-            h, qkv = dense(attended, h)
+            h, qkv = dense(attended, h, *norm_options(block, inputs))
         return self.readout(model.rows(h, inputs))
 
 
@@ -150,7 +150,7 @@ def compiling_pays(model: GraphModel) -> bool:
     """Whether a Graph Transformer is on a GPU without the kernel of the dense block, and torch.compile finds what it
     needs: Triton calls a C compiler, which images that only run programs lack."""
     is_on_gpu = isinstance(model, GraphTransformer) and model.device.type == "cuda"
-    if not is_on_gpu or torch.cuda.get_device_capability(model.device) == CAPABILITY:
+    if not is_on_gpu or model.virtual_nodes or torch.cuda.get_device_capability(model.device) == CAPABILITY:
         return False
     has_compiler = os.environ.get("CC") or which("gcc") or which("clang")
     return bool(has_compiler) and find_spec("triton") is not None
@@ -189,10 +189,10 @@ def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | Non
 
 
 def between_attentions(
-    block: Block, following: Block | None, attended: Tensor, h: Tensor
+    block: Block, following: Block | None, attended: Tensor, h: Tensor, *row_weights: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """A DenseBlock made of the modules of a block and of the next block."""
-    h = mlp(block, attended, h)
+    """A DenseBlock made of the modules of a block and of the next block; row_weights of batch norm."""
+    h = mlp(block, attended, h, *row_weights)
     return h, None if following is None else following.qkv(h)
 
 

@@ -6,9 +6,7 @@ from torch import Tensor
 
 from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
-from models.batch_norm import BatchNorm
-from models.fast import FastForward
-from training.padded_batches import PaddedBatches, Room, padding_refused
+from training.padded_batches import PaddedBatches, Room
 from training.step import Step
 from training.tasks import Batch, GraphsBatch, GraphsTask
 
@@ -58,10 +56,3 @@ class CapturedGraphs:
     def _batch(self, padded: PaddedBatches) -> Batch:
         inputs = padded.inputs()
         return Batch(inputs, self._task.padded_labels(padded))
-
-
-def capture_refused(step: Step, task: GraphsTask, backend: str, reorder: str) -> str | None:
-    """Why batches cannot be padded to one size, which a captured step needs; None if they can."""
-    if isinstance(step.forward, FastForward) and isinstance(step.model.blocks[0].norm1, BatchNorm):
-        return "compiled layers with batch norm would count the rows of padding"
-    return padding_refused(step.working.model, backend, reorder, task.graphs)

@@ -17,14 +17,14 @@ from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Attention, GraphModel
 from models.fast import training_forward, training_path
-from training.captured_graphs import CapturedGraphs, capture_refused
+from training.captured_graphs import CapturedGraphs
 from training.checkpoint import Best, identity, load_state, save_state
 from training.errors import TrainingError
 from training.log import EpochRecord, TrainingLog
 from training.losses import loss_for
 from training.metrics import score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
-from training.padded_batches import Room
+from training.padded_batches import Room, padding_refused
 from training.precision import WorkingCopy
 from training.setup import build_model, plan_for_training, resolve_precision, room_for_training
 from training.step import CapturedStep, Step
@@ -292,7 +292,8 @@ class Trainer:
         if self.device.type != "cuda":
             return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
         if self.task.static is None:
-            return capture_refused(self.step, self.task, self.backend, self.config.attention.reorder)
+            model, reorder = self.step.working.model, self.config.attention.reorder
+            return padding_refused(model, self.backend, reorder, self.task.graphs)
         return None
 
     def _room(self, size: BatchSize, backward: bool) -> Room:

@@ -13,7 +13,7 @@ from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 import fused3s
 from models import GraphTransformer
 from training import Trainer, captured_graphs, step
-from training.captured_graphs import capture_refused
+from training.padded_batches import padding_refused
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def captured_on_cpu(monkeypatch):
     """Trainers capture their steps."""
 
     def refused(trainer):
-        return capture_refused(trainer.step, trainer.task, "fused3s", "none")
+        return padding_refused(trainer.step.working.model, "fused3s", "none", trainer.task.graphs)
 
     monkeypatch.setattr(fused3s, "PlanRoom", ReferenceRoom)
     monkeypatch.setattr(captured_graphs, "capture", CalledAgain)
@@ -70,9 +70,16 @@ MOLECULES = {
 }
 
 
-def test_a_captured_run_on_molecules_is_the_eager_run(molecules, make_config, trained, tmp_path, request):
+@pytest.mark.parametrize("dense", ["plain", "compiled"])
+def test_a_captured_run_on_molecules_is_the_eager_run(
+    molecules, make_config, trained, tmp_path, request, monkeypatch, dense
+):
     # Not Adam: it takes full steps along the bias in front of a batch norm, whose gradient is rounding.
-    config = make_config(data__batch_size=4, training__epochs=4, training__optimizer="sgd", **MOLECULES)
+    options = {"data__batch_size": 4, "training__epochs": 2, "training__optimizer": "sgd", "runtime__dense": dense}
+    config = make_config(**options, **(MOLECULES | {"model__virtual_node": dense == "plain"}))
+    if dense == "compiled":
+        compile_ = torch.compile  # tracing shows the same; generating code takes most of a minute
+        monkeypatch.setattr(torch, "compile", lambda run, **options: compile_(run, backend="eager", **options))
     eager, expected = trained(config, molecules, tmp_path / "eager")
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, molecules, tmp_path / "captured")

@@ -66,15 +66,16 @@ def test_captured_batches_train_as_the_reference_on_the_cpu(graphs, gpu_config, 
     assert (weights - others).norm() < 2e-2 * others.norm()
 
 
+@pytest.mark.parametrize("dense", ["plain", "compiled"])
 def test_captured_batches_of_molecules_train_as_the_reference_on_the_cpu(
-    molecules, gpu_config, make_config, trained, tmp_path
+    molecules, gpu_config, make_config, trained, tmp_path, dense
 ):
     """Edge features, whose gradient must not count the padding, and batch norm, whose statistics must not."""
     options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "training__epochs": 2}
     options |= {"model__norm": "batch", "model__edge_features": "bias", "model__random_walk": 3}
-    options["model__virtual_node"] = True
+    options["model__virtual_node"] = dense == "plain"
     options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__precision": "float32"}
-    captured, records = trained(gpu_config(**options), molecules, tmp_path / "captured")
+    captured, records = trained(gpu_config(**options, runtime__dense=dense), molecules, tmp_path / "captured")
     exact, expected = trained(make_config(**options), molecules, tmp_path / "exact")
     assert (captured.captured, captured.runner.num_eager) == (True, 0)
     for record, other in zip(records, expected, strict=True):
