@@ -36,8 +36,8 @@ from fused3s.dropout import Dropout
 from models.graph_transformer import Block, GraphTransformer
 from models.separate_rows import SeparateRows
 
-# (attended [N, d], h [N, d], row weights [N] for batch norm in a padded batch) -> (h of the next block [N, d], its q, k,
-# v [N, 3 d], or None after the last block).
+# (attended [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or None after the last block). Those
+# with batch norm also take `GraphInputs.row_weights`, if there are any.
 DenseBlock = Callable[..., tuple[Tensor, Tensor | None]]
 Weights = list[list[Tensor]]  # of each block, in the order of `weights_of`
 
