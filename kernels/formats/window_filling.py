@@ -1,4 +1,4 @@
-"""Greedy grouping of rows into windows that share columns, compiled by Numba on first use.
+"""Greedy grouping of rows into windows that share columns, compiled by Numba on first use and cached beside this file.
 
 Each step depends on the rows taken before, so array operations cannot express the loop. Without compilation it is
 hundreds of times slower.
