@@ -16,8 +16,8 @@ from fused3s.backends import fused3s
 from fused3s.backends.base import InputSpec
 from fused3s.backends.fused3s_planning import plan_graph
 from fused3s.dgl import import_dgl
+from fused3s.formats import edge_list
 from fused3s.formats.csr import CSRPattern, csr_from_scipy, csr_pattern
-from fused3s.formats.edge_list import EdgeList
 from fused3s.formats.edge_order import edge_order
 from fused3s.formats.row_order import permute_rows
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
@@ -107,7 +107,7 @@ def test_wrong_edge_ids_are_named(edge_ids, message):
 def test_the_kernels_that_plan_find_the_same_order(monkeypatch, name):
     """On the CPU (tests/cuda_shim), for an edge list and for a pattern with the caller's numbers."""
     graph = EDGE_LISTS[name]()
-    listed = EdgeList(torch.stack([graph.col, graph.row]), graph.shape)
+    listed = edge_list.EdgeList(torch.stack([graph.col, graph.row]), graph.shape)
     inputs = InputSpec(torch.float16, 16, 2, edge_data=True)
     for given in (listed, csr_pattern(FORMS["scipy_coo"](graph)[0], edge_ids=True)):
         with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
