@@ -7,7 +7,7 @@ import pandas as pd
 
 from report.engine import Data, markdown
 
-RUN = ["dataset", "dim", "blocks", "backend", "dtype"]
+RUN = ["dataset", "device", "dim", "heads", "blocks", "backend", "dtype"]
 
 
 def standard_error(values: pd.Series) -> float:
@@ -16,8 +16,8 @@ def standard_error(values: pd.Series) -> float:
 
 
 def tested(data: Data, bench: str) -> pd.DataFrame:
-    """Metrics on the test split of weights in a file."""
-    rows = data.pick({"bench": bench, "checkpoint": {"not": ["none"]}})
+    """Metrics on the test split of weights in a file, on all GPUs."""
+    rows = data.pick({"bench": bench, "checkpoint": {"not": ["none"]}, "device": {"not": ["none"]}})
     return rows[rows["metric"].str.startswith("test_") & (rows["status"] == "unchecked")]
 
 
@@ -27,8 +27,8 @@ def split_scores(data: Data) -> str:
     metric = {key: found["metric"].iloc[0] for key, found in tested(data, "train").groupby(RUN)}
     lines = []
     for key, scores in sorted(runs.items()):
-        dataset, dim, blocks, backend, dtype = key
-        exact, over = runs.get((dataset, dim, blocks, "reference", "float32")), ["-", "-"]
+        dataset, device, dim, heads, blocks, backend, dtype = key
+        exact, over = runs.get((*key[:5], "reference", "float32")), ["-", "-"]
         if exact is not None and exact is not scores:
             error = hypot(standard_error(scores), standard_error(exact))
             paired = (scores - exact).dropna()
@@ -37,10 +37,21 @@ def split_scores(data: Data) -> str:
                 f"{fmean(paired):+z.4f} ± {standard_error(paired):.4f} (n = {len(paired)})" if len(paired) else "-"
             ]
         mean = f"{fmean(scores):.4f} ± {standard_error(scores):.4f}"
-        name = f"{blocks} blocks, d = {dim}"
-        lines.append([dataset, name, f"{backend}, {dtype}", metric[key][5:], str(len(scores)), mean, *over])
-    head = ["data set", "model", "attention", "metric", "seeds", "mean"]
-    return markdown([*head, "minus `reference`, float32", "the same, paired by seed"], lines, 4) if lines else ""
+        name = f"{blocks} x {heads} heads of {dim // heads}"
+        lines.append(
+            [
+                dataset,
+                device.removeprefix("NVIDIA ").split()[0],
+                name,
+                f"{backend}, {dtype}",
+                metric[key][5:],
+                str(len(scores)),
+                mean,
+                *over,
+            ]
+        )
+    head = ["data set", "GPU", "layers", "attention", "metric", "seeds", "mean"]
+    return markdown([*head, "minus `reference`, float32", "the same, paired by seed"], lines, 5) if lines else ""
 
 
 def inference_changes(data: Data) -> str:
