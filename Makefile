@@ -84,8 +84,8 @@ lint: setup ## ruff
 docs: setup ## the pages of docs/ with the API reference, into build/docs; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# dist/fused3s-*.whl: the kernels alone, as the package fused3s.
-wheel: setup ## build dist/fused3s-*.whl, the kernels alone
+# dist/fused3s-*.whl: the package fused3s alone.
+wheel: setup ## build dist/fused3s-*.whl, the package alone
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
