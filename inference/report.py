@@ -77,9 +77,10 @@ def report_table(run: Run) -> Table:
             "throughput": _spread(whole.graphs_per_second, "graphs/s", ",.0f"),
             "in forward passes": f"{whole.share.median:.1%} of that time; of a batch {_spread(whole.forward)}{also}",
         }
+    lines[f"forward pass{first}"] = f"{_spread(cost.forward)}{busy}"
+    if cost.attention_share:
+        lines["in attention"] = f"{cost.attention_share.median:.1%} of the forward pass{first}"
     lines |= {
-        f"forward pass{first}": f"{_spread(cost.forward)}{busy}",
-        "in attention": f"{cost.attention_share.median:.1%} of the forward pass{first}",
         "peak memory": f"{cost.peak_memory:,.0f} MiB {peak}",
         "format build": f"{cost.format_build:.1f} ms{first or ' once for the graph'}, first-use compiling included",
     }
@@ -175,9 +176,10 @@ def result_rows(run: Run) -> list[Row]:
         return Row(**(shared | {"scope": scope, "metric": metric, "unit": unit} | spread.columns() | columns))
 
     part = {"region": "first batch"} if whole else {}
-    rows = [
-        row("model", "time", "ms", cost.forward, note=describe_wait(cost.waited) or NONE, **part),
-        row("attention", "share_of_model_time", "1", cost.attention_share, **part),
+    rows = [row("model", "time", "ms", cost.forward, note=describe_wait(cost.waited) or NONE, **part)]
+    if cost.attention_share:
+        rows.append(row("attention", "share_of_model_time", "1", cost.attention_share, **part))
+    rows += [
         row("model", "peak_memory", "MiB", cost.peak_memory),
         row("build", "time", "ms", cost.format_build, **part),
     ]

@@ -18,7 +18,7 @@ from configs import Config
 from inference.batches import SetRun
 from inference.predictions import Form
 from inference.source import Attention, Source
-from models import Execution, prepare_execution
+from models import Execution, GraphTransformer, prepare_execution
 from models.fast import COMPILED_HINT, begin_dense, compiling_pays
 from training.metrics import Score, score_on_test
 
@@ -42,7 +42,7 @@ class Cost:
     """Time and memory on one process."""
 
     forward: Spread  # ms of a forward pass; of the first batch, where there are several
-    attention_share: Spread  # share of it spent in attention, 0 to 1
+    attention_share: Spread | None  # of it spent in attention, 0 to 1; None for layers that call a plan themselves
     waited: float | None  # share of the time in which threads waited for a core meanwhile, see `bench.host_load`
     format_build: float  # ms to build the sparse format, once per graph or batch
     peak_memory: float  # MiB
@@ -96,12 +96,14 @@ def measure(source: Source, request: Request) -> Run:
     )
 
 
-def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread, float | None]:
+def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread | None, float | None]:
     """Milliseconds of a forward pass, the share of attention in it, and that of waiting for a core (`HostLoad`)."""
     console.print(Text(f"timing forward passes: {repeats}"))
     load = HostLoad()
     forward = time_passes(execution.run, device=device, repeats=repeats)
     waited = load.waited()
+    if not isinstance(execution.model, GraphTransformer):
+        return forward, None, waited
     few = max(1, repeats // 4)  # a share needs fewer passes than percentiles do
     console.print(Text(f"timing attention inside: {few}"))
     if execution.captured:

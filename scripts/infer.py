@@ -80,6 +80,8 @@ def main(
             raise ValueError(f"--save {save[0]}: needs --output with a file, such as --output predictions.csv")
         if profile and is_launched():
             raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
+        if profile and (kind := request.config.model.kind) != "graph_transformer":
+            raise ValueError(f"--profile: times the parts of a Graph Transformer, and model.kind is {kind!r}")
         with ranks(request.config.runtime.device) if is_launched() else nullcontext() as group:
             passed = infer(request, kept, group)
     raise typer.Exit(0 if passed else 1)

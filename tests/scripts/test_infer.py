@@ -278,3 +278,18 @@ def test_gpu_runs_a_fused_kernel_on_real_graphs(infer, tmp_path, real_graph_dir,
     fused = dense_block_unavailable(torch.device("cuda", 0), getattr(torch, dtype), 64) is None
     assert ("fused (chosen by auto)" if fused else "plain (chosen by auto; not fused: ") in done.stdout
     assert {row["status"] for row in rows(tmp_path)} == {"ok"}
+
+
+def test_the_two_layers_that_ship_predict_cora(infer, tmp_path):
+    settings = ("runtime.warmup=1", "runtime.repeats=1", "runtime.device=cpu")
+    shipped = {"config": "configs/train/cora.yaml", "settings": settings}
+    done = infer("--verify", **shipped)
+    assert done.exit_code == 0, done.stderr
+    assert "cora-2-layers.safetensors" in done.stdout
+    assert "agrees with the reference" in done.stdout
+    with (tmp_path / "r.csv").open() as file:
+        found = {row["metric"]: float(row["value"]) for row in csv.DictReader(file)}
+    assert found["test_accuracy"] == pytest.approx(0.829, abs=0.002)
+    assert "share_of_model_time" not in found
+    refused = infer("--profile", **shipped)
+    assert "--profile: times the parts of a Graph Transformer, and model.kind is 'transformer_conv'" in refused.stderr
