@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data.graph import RawGraph
+from data.selection import PART_OF
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +22,7 @@ def consecutive(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Ids of each part where parts of these sizes follow one another, under the keys train, valid and test."""
     ends = dict(zip(sizes, np.cumsum(list(sizes.values())).tolist(), strict=True))
     return {
-        part: np.arange(ends.get(split, 0) - sizes.get(split, 0), ends.get(split, 0))
-        for part, split in (("train", "train"), ("valid", "val"), ("test", "test"))
+        part: np.arange(ends.get(split, 0) - sizes.get(split, 0), ends.get(split, 0)) for split, part in PART_OF.items()
     }
 
 

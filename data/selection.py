@@ -12,6 +12,7 @@ Order = Literal["dataset", "random"]
 Split = Literal["train", "val", "test"]
 ORDERS: tuple[str, ...] = get_args(Order)
 SPLITS: tuple[str, ...] = get_args(Split)
+PART_OF: dict[str, str] = {"train": "train", "val": "valid", "test": "test"}  # key of a split in `RawGraph.splits`
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,24 @@ class Selection:
             return np.arange(size)
         rng = np.random.default_rng([self.seed, zlib.crc32(f"{self.name}/order".encode())])
         return rng.permutation(count)[:size]
+
+    def pick_of(self, splits: Mapping[str, np.ndarray], count: int, place: str) -> tuple[np.ndarray, int]:
+        """The chosen graphs of a collection of `count`, and from how many they were chosen.
+
+        Args:
+            splits: ids of the graphs of each part.
+            place: of the collection, for messages.
+
+        Returns:
+            [batch_size] int64 ids of graphs of the split, of the collection without one; the number of graphs there.
+
+        Raises:
+            ValueError: there are fewer graphs.
+        """
+        graphs = np.arange(count)
+        if self.split:
+            graphs, place = splits[PART_OF[self.split]], f"{place}, {self.split}"
+        return graphs[self.pick(graphs.size, place)], graphs.size
 
     def described(self, origin: str) -> str:
         """`origin`, followed by the choices that differ from the published run."""

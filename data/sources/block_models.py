@@ -23,7 +23,7 @@ import numpy as np
 from data.canonical import csr_hash
 from data.graph import CsrGraph
 from data.packed import consecutive, rows_of
-from data.selection import Selection, renumbered
+from data.selection import PART_OF, Selection, renumbered
 from data.sources.base import OfficialSource, Remote
 from data.synthetic.random import random_bits, shuffled
 
@@ -57,7 +57,7 @@ class BlockModels(OfficialSource):
         counts = {"train": self.num_train, "val": self.num_held_out, "test": self.num_held_out}
         chosen = {split: counts[split] for split in selection.split_or(("train",))}
         ids = consecutive(counts)
-        numbers = np.concatenate([ids["valid" if split == "val" else split] for split in chosen])
+        numbers = np.concatenate([ids[PART_OF[split]] for split in chosen])
         picked = selection.pick(numbers.size, f"{selection.name}, {' and '.join(chosen)}")
         cols, degrees, features, labels = [], [], [], []
         first = 0

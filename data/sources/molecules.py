@@ -76,10 +76,7 @@ class SmilesTable(OfficialSource):
             rows |= dict.fromkeys(("edge_feat", "u", "v"), counts.sum())
             if wrong := [name for name, count in rows.items() if len(arrays[name]) != count]:
                 raise ValueError(f"{wrong[0]} has {len(arrays[wrong[0]])} rows, and {rows[wrong[0]]} are needed")
-            graphs, place = np.arange(sizes.size), str(kept)
-            if selection.split:
-                graphs, place = splits[selection.split.replace("val", "valid")], f"{kept}, {selection.split}"
-        picked = graphs[selection.pick(graphs.size, place)]
+        picked, available = selection.pick_of(splits, sizes.size, str(kept))
         nodes, edges = rows_of(picked, sizes), rows_of(picked, counts)
         with reading(kept):
             return join_graphs(
@@ -92,7 +89,7 @@ class SmilesTable(OfficialSource):
                 graph_labels=arrays["graph_label"][picked].astype(np.float32),
                 splits=renumbered(splits, picked, sizes.size),
                 graph_ids=picked,
-                collection_size=graphs.size,
+                collection_size=available,
             )
 
     def _converted(self, table: Path, kept: Path) -> Mapping[str, np.ndarray]:
@@ -178,9 +175,9 @@ def convert(smiles: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 def scaffold_split(scaffold: np.ndarray) -> dict[str, np.ndarray]:
     """The split of MoleculeNet and ogb, 80 / 10 / 10: molecules of one scaffold stay together.
 
-    Scaffolds are taken from the one with the most molecules on (of equal ones the one that begins last). Each goes to
-    the training part if it still fits there, else to the validation part if the two together hold no more than 90 %,
-    else to the test part.
+    Scaffolds are assigned in descending order of size; of two of the same size, the one whose first molecule comes
+    later goes first. A scaffold goes to the training split while that holds at most 80 % of the molecules, then to the
+    validation split while both hold at most 90 %, and otherwise to the test split.
 
     Args:
         scaffold: [G] integers, equal for molecules of one scaffold.

@@ -234,13 +234,9 @@ class OgbGraphs(_Ogb, PygCollection):
             sizes = vars(dataset._data._store).get("_num_nodes")  # where the nodes have no features
             stored = {**dataset._data.to_dict(), "sizes": sizes}, dataset.slices
             splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
-        graphs, place = np.arange(_count(stored)), str(folder)
-        if selection.split:
-            graphs = splits[{"val": "valid"}.get(selection.split, selection.split)]
-            place = f"{folder}, {selection.split}"
-        picked = graphs[selection.pick(graphs.size, place)]
+        picked, available = selection.pick_of(splits, _count(stored), str(folder))
         parts = renumbered(splits, picked, _count(stored))
-        return self._batch(root, selection, [stored], picked, splits=parts, collection_size=graphs.size)
+        return self._batch(root, selection, [stored], picked, splits=parts, collection_size=available)
 
 
 class _Picked:

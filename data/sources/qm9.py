@@ -74,10 +74,7 @@ class Qm9(OfficialSource):
             sizes, numbers, positions, values = (file[key] for key in ("sizes", "numbers", "positions", self.target))
         sizes = sizes.astype(np.int64)
         graphs = split_of(sizes.size)
-        chosen = np.arange(sizes.size)
-        if selection.split:
-            chosen = graphs["valid" if selection.split == "val" else selection.split]
-        picked = chosen[selection.pick(chosen.size, str(path))]
+        picked, available = selection.pick_of(graphs, sizes.size, str(path))
         atoms = rows_of(picked, sizes)
         element = np.searchsorted(list(ELEMENTS.values()), numbers[atoms])
         label = values[picked] * TARGETS[self.target][1]
@@ -98,7 +95,7 @@ class Qm9(OfficialSource):
             graph_labels=label.astype(np.float32)[:, None],
             splits=renumbered(graphs, picked, len(values)),
             graph_ids=picked,
-            collection_size=chosen.size,
+            collection_size=available,
         )
 
 
