@@ -126,8 +126,9 @@ def expected_size(spec: GraphSpec, batch_size: int) -> tuple[int, int]:
 def _array_module(needed_bytes: int) -> Any:
     """CuPy if a GPU has so much free memory, else NumPy; both give the same graph."""
     try:
-        import cupy
+        from fused3s.runtime.kernel_cache import import_cupy  # on use: the package imports torch
 
+        cupy = import_cupy()
         free, _ = cupy.cuda.runtime.memGetInfo()
         random_bits(cupy, 0, 0, 1)  # compiles a kernel
     except Exception:  # CuPy, driver, device or compiler missing: the CPU can do it in any case

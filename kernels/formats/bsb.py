@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ..runtime.kernel_cache import import_cupy
 from ..tensor_record import map_tensors
 from .bsb_build import build_bsb_arrays
 from .csr import (
@@ -214,8 +215,7 @@ def _on_torch_stream(array: Any) -> ExitStack:
     """A context in which CuPy uses the array's device, torch's current stream and torch's memory; empty for NumPy."""
     stack = ExitStack()
     if hasattr(array, "__cuda_array_interface__"):
-        import cupy
-
+        cupy = import_cupy()
         device = array.device.id
         stack.enter_context(cupy.cuda.Device(device))
         stack.enter_context(cupy.cuda.Stream.from_external(torch.cuda.current_stream(device)))
@@ -225,8 +225,7 @@ def _on_torch_stream(array: Any) -> ExitStack:
 
 def _torch_allocator(num_bytes: int) -> Any:
     """CuPy memory from torch's caching allocator: two pools would starve each other."""
-    import cupy
-
+    cupy = import_cupy()
     block = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=torch.device("cuda", cupy.cuda.Device().id))
     memory = cupy.cuda.UnownedMemory(block.data_ptr(), block.numel(), block)
     return cupy.cuda.MemoryPointer(memory, 0)
