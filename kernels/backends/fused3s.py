@@ -47,7 +47,7 @@ from .fused3s_edges import (
 )
 from .fused3s_gradients import gradient_instances, launch_gradients
 from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
-from .fused3s_shapes import COMMON_DIM, EXPRESSION, KEY_FEATURES, SLICE, TILE, VALUE_FEATURES
+from .fused3s_shapes import COMMON_DIM, EXPRESSION, KEY_FEATURES, SLICE, TILE, VALUE_FEATURES, tile_columns
 from .kernel_choice import GraphSize, takes_edges
 from .score_values import (
     MOST_TILE_VALUES,
@@ -249,7 +249,7 @@ def _forward_schedules(
 ) -> tuple[ScheduleForm, ScheduleForm]:
     """Schedules for a small graph and for any other."""
     tuning = tuning_for(gpu)
-    dim = _even(inputs.head_dim or COMMON_DIM)
+    dim = tile_columns(inputs.head_dim or COMMON_DIM)
     dtype, out_dtype = inputs.dtype or torch.float16, inputs.out_dtype
     if inputs.dtype is None or out_dtype is None:
         out_dtype = dtype
@@ -287,17 +287,12 @@ def _forward_schedules(
     return form_of(tuning.warps), form_of(large)
 
 
-def _even(dim: int) -> int:
-    """Columns of a head over KV tiles, after padding by `attend`."""
-    return dim + (-dim % 8 if dim % 2 else 0)
-
-
 def _call_instances(device: torch.device, inputs: InputSpec, data: Fused3SData) -> list[KernelInstance]:
     """The kernels for `inputs` without edge data and dropout, if their type is known."""
     dtype, num_heads = inputs.dtype, inputs.num_heads
     if dtype is None or inputs.head_dim is None:
         return []
-    dim, out_dtype = _even(inputs.head_dim), inputs.out_dtype or dtype
+    dim, out_dtype = tile_columns(inputs.head_dim), inputs.out_dtype or dtype
     found = gradient_instances(data, inputs) if inputs.backward else []
     dtype = product_type(dtype)
     if _takes_edge_kernel(data, torch.empty((0, num_heads, dim), dtype=dtype, device=device), None):

@@ -14,6 +14,7 @@ from .fused3s_backward import launch_backward, pass_instances
 from .fused3s_data import Fused3SData
 from .fused3s_edges import edge_columns, padded_call, takes_columns
 from .fused3s_edges_backward import edge_backward_instances, launch_edge_backward
+from .fused3s_shapes import tile_columns
 from .score_values import backward_fits_tiles, require_edge_arrays
 
 
@@ -23,7 +24,7 @@ def gradient_instances(data: Fused3SData, inputs: InputSpec) -> list[KernelInsta
     if data.column_work_items is None:
         columns = edge_columns(heads, dim, dtype)
         return list(edge_backward_instances(dtype, inputs.out_dtype or inputs.dtype, columns, heads, 0))
-    return pass_instances(data, input_element(dtype), dim + (-dim % 8 if dim % 2 else 0), None)
+    return pass_instances(data, input_element(dtype), tile_columns(dim), None)
 
 
 def launch_gradients(

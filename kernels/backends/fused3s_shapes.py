@@ -1,4 +1,4 @@
-"""Constants of the kernels of `fused3s`."""
+"""Constants of the kernels of `fused3s`, and the columns that heads get."""
 
 import re
 
@@ -7,6 +7,11 @@ from ..runtime.source import read_source
 TILE = (16, 16)
 COMMON_DIM = 128  # head dimension assumed by a schedule if it is unknown
 SLICE = 16  # columns: two n-tiles
+
+
+def tile_columns(dim: int) -> int:
+    """Columns of a head over KV tiles, after `attend` has padded an odd `dim`."""
+    return dim + (-dim % 8 if dim % 2 else 0)
 
 
 def _term_bits() -> dict[str, int]:
