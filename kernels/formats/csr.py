@@ -125,7 +125,7 @@ def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
     if package == "dgl" and isinstance(graph, import_dgl().DGLGraph):
         return csr_from_dgl(graph, edge_ids)
     raise TypeError(
-        f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are kernels.BSB, dgl.DGLGraph, a "
+        f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are fused3s.BSB, dgl.DGLGraph, a "
         "scipy.sparse matrix, a torch.sparse CSR, CSC or COO tensor, and in plan_attention, with shape=, an edge_index "
         "[2, E] and (indptr, indices)"
     )
