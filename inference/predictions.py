@@ -19,7 +19,7 @@ SUFFIXES = (".csv", ".npy", ".npz", ".pt")
 
 
 class Form(StrEnum):
-    """What is saved of the outputs of a row."""
+    """Form in which the outputs of a row are saved."""
 
     LOGITS, SOFTMAX, CLASSES = "logits", "softmax", "classes"
 

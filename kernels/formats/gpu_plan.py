@@ -107,7 +107,7 @@ class PlanKernels(NamedTuple):
     slots: bool
 
     def instances(self) -> list[KernelInstance]:
-        """Those that take long to compile come first."""
+        """The instances in descending order of compile time, roughly."""
         found = [WRITE_TILES, PLAN_SCHEDULE, COUNT_TILES, PLAN_ITEMS] if self.tiles else []
         found += [] if self.wide is None else csr_instances(self.wide, self.is_csr, self.transposes)
         found += [PLAN_PARTS, PLAN_WHOLE_ROWS] if self.row_items else []

@@ -98,13 +98,8 @@ class GATConv(AttentionConv):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (
-            self.lin,
-            self.lin_src,
-            self.lin_dst,
-            self.lin_edge,
-            self.res,
-        ):  # in PyG's order: one seed, one draw
+        # In PyG's order: one seed, one draw.
+        for layer in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
             if layer is not None:
                 reset_glorot(layer)
         for vector in (self.att_src, self.att_dst, self.att_edge):
