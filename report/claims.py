@@ -132,7 +132,9 @@ def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[int, int, list[str], b
             found = found[found["dataset"].isin(case["of"])]
         bound = mean(ratios) if case.get("of") else None
         ratios = found["ratio"]
-        kept = ratios > case.get("above", bound) if "below" not in case else ratios < (case["below"] or bound)
+        limit = case["below"] if "below" in case else case["above"]
+        limit = bound if limit is None else limit
+        kept = ratios < limit if "below" in case else ratios > limit
         holds, total, any_real = holds + int(kept.sum()), total + len(kept), any_real or bool(len(real(found)))
         form = case.get("form", ".2f")
         if len(found) <= 3:

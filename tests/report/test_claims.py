@@ -61,8 +61,10 @@ def test_synthetic_graphs_alone_give_at_most_in_part():
 
 def test_cases_hold_or_not_and_means_fall_or_not():
     assert judge_holds(data(2.0, 0.5, 3.0), {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
-    of = PAIR | {"of": ["graph 0"], "below": None}
-    assert judge_holds(data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, "pyg: graph 0 2.00 (mean 4.00)")
+    for side, graph, ratio in (("below", 0, 2.0), ("above", 2, 8.0)):
+        of = PAIR | {"of": [f"graph {graph}"], side: None}
+        text = f"pyg: graph {graph} {ratio:.2f} (mean 4.00)"
+        assert judge_holds(data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, text)
     cases = {"first": PAIR | {"dataset": "graph 0"}, "second": PAIR | {"dataset": "graph 1"}}
     assert [judge_less(data(*pair), {"cases": cases}).verdict for pair in ((3.0, 2.0), (2.0, 3.0))] == [YES, NO]
 
