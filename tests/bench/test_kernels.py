@@ -26,7 +26,7 @@ def times(rows: list[Row]) -> list[Row]:
 
 
 def test_heads_and_edge_data_are_cases_of_their_own(tmp_path):
-    kinds = ("none", "bias_per_head", "low_rank_3", "types_4", "column", "edge", "soft_cap", "gat", "gatv2")
+    kinds = ("none", "bias_per_head", "low_rank_3", "types_4", "column", "soft_cap", "gat", "gatv2")
     status, rows = run(edges("reference, pyg", ", ".join(kinds)), tmp_path / "r.csv")
     assert status == 0
     assert {row.bench for row in rows} == {"edges"}
