@@ -16,7 +16,7 @@ WHEEL_VENVS := .venv-wheel/newest .venv-wheel/oldest
 TORCH_oldest := torch==2.6.0 # the least that pyproject.toml allows
 CONFIG ?= configs/infer/cora.yaml
 TRAIN_CONFIG ?= configs/train/cora.yaml
-FIGURES ?= all
+FIGURES ?= paper
 RESULTS ?= results
 PROCESSES ?= 2
 LIMIT ?= 5
@@ -59,9 +59,9 @@ train: setup ## train on Cora into runs/cora (TRAIN_CONFIG=configs/mine.yaml, RU
 tables: setup ## the paper's data set, decile and format tables; downloads the sets (TABLE_SETS='cora pubmed')
 	$(BIN)/python scripts/datasets.py stats $(TABLE_SETS)
 
-# With a GPU: measures into results/local what FIGURES selects (all, smoke, kernels, ablation, end_to_end, ...), then draws
-# that. Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
-reproduce-figures: setup ## with a GPU download graphs and measure; then draw (FIGURES=smoke: minutes; none: only draw; SOURCE=auto: with surrogates)
+# With a GPU: measures into results/local what FIGURES selects (paper, all, smoke, kernels, ablation, ...), then draws that.
+# Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
+reproduce-figures: setup ## with a GPU download graphs and measure; then draw (FIGURES=smoke: minutes; all: beyond the paper; none: only draw; SOURCE=auto: with surrogates)
 	$(BIN)/python scripts/reproduce_figures.py $(FIGURES) $(if $(SOURCE),--source $(SOURCE))
 
 # Which cells: configs/regress.yaml. A GPU without recorded rows: scripts/regress.py --record.
