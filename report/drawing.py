@@ -104,11 +104,11 @@ def legend_above(axes: Axes, columns: int, extra: Sequence[Patch] = (), title: s
     axes.legend(handles=handles, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), title=title)
 
 
-def synthetic_key(graphs: pd.DataFrame) -> list[Patch]:
+def synthetic_key(graphs: pd.DataFrame, more: str = "") -> list[Patch]:
     made = (graphs["kind"] != "real").any()
-    return [Patch(facecolor="white", edgecolor="black", linewidth=0.3, hatch=HATCH, label="not a real graph")] * bool(
-        made
-    )
+    return [
+        Patch(facecolor="white", edgecolor="black", linewidth=0.3, hatch=HATCH, label=f"not a real graph{more}")
+    ] * bool(made)
 
 
 def write(axes: Axes, x: float, text: str, y: float = 0.01, **options: Any) -> None:

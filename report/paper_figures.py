@@ -68,7 +68,7 @@ def paper_bars(data: Data, spec: Spec) -> Figure | None:
         axes.set_title(title, size=6.5, loc="left")
     if "ours" not in message:
         return None
-    handles = [*grid[0, 0].get_legend_handles_labels()[0], *synthetic_key(panels[0][2])]
+    handles = [*grid[0, 0].get_legend_handles_labels()[0], *synthetic_key(panels[0][2], _of_twins(data, panels[0][1]))]
     grid[0, 0].legend(handles=handles, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.15), fontsize=6.5)
     figure.suptitle(spec["title"].format(**message))
     return figure
@@ -77,6 +77,14 @@ def paper_bars(data: Data, spec: Spec) -> Figure | None:
 def _ratios(data: Data, where: Spec, theirs: Spec, series: str) -> pd.DataFrame:
     sides = {"by": GROUP, "series": series, "ours": {}, "theirs": theirs}
     return pd.concat([data.pairs(merged(where, sides, {"dim": dim})) for dim in where["dim"]]).set_index(GROUP)
+
+
+def _of_twins(data: Data, where: Spec) -> str:
+    """How far times on synthetic graphs can be trusted: their ratios to those on the originals, where both exist."""
+    found = quiet(data.pairs({"use": ["twins"], "device": where["device"]}))["ratio"]
+    return (
+        f"; surrogates of real graphs take {found.min():.2f} to {found.max():.2f} times as long" if len(found) else ""
+    )
 
 
 def _captions(spec: Spec, place: str, over: Ratios) -> tuple[list[str], dict[str, str]]:
