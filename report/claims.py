@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -499,3 +500,35 @@ def headlines(findings: Mapping[str, Finding]) -> str:
         "geometric means). All claims, the rules of the verdicts, commits: [CLAIMS.md](results/CLAIMS.md)."
     )
     return f"{caption}\n\n" + markdown(["claim", "the paper", "authors' codes, here", "ours", "verdict"], lines)
+
+
+def shown(findings: Mapping[str, Finding], durations: pd.DataFrame | None) -> str:
+    """The paper's figures and tables as a table of docs/benchmarks.md.
+
+    Args:
+        durations: seconds of the steps of `make reproduce-figures`, with the columns step, seconds and device.
+    """
+    claims = [claim for section in sections() if not section.get("ours") for claim in section["claims"]]
+    lines = []
+    for name, steps, file, places in read_yaml("claims.yaml")["shown"]:
+        mine = [claim for claim in claims if any(place in claim["place"] for place in places)]
+        counts = Counter(findings[claim["says"]].verdict for claim in mine if claim["says"] in findings)
+        words = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
+        tested = sum("tests" in claim for claim in mine)
+        words += [f"{tested} by test"] * bool(tested)
+        figures = f' FIGURES="{steps}"' if " " in steps else f" FIGURES={steps}"
+        command = (
+            f"`make reproduce-figures{figures if steps else ''}`" if steps or file == "CLAIMS.md" else "`make tables`"
+        )
+        lines.append([name, command, _minutes(steps.split(), durations), f"`results/{file}`", ", ".join(words)])
+    caption = "Figures 1 to 4 are drawings; Tables 1, 2, 4 and 5 state no result. Minutes: without downloads."
+    return f"{caption}\n\n" + markdown(["in the paper", "command", "minutes", "file", "its claims"], lines)
+
+
+def _minutes(steps: Sequence[str], durations: pd.DataFrame | None) -> str:
+    """Of the GPU on which all steps were timed last."""
+    if durations is None or not steps:
+        return "-"
+    times = durations[durations["step"].isin(steps)].groupby("device", sort=False)["seconds"].agg(["sum", "count"])
+    complete = times[times["count"] >= len(steps)]
+    return f"{ceil(complete['sum'].iloc[-1] / 60)} ({complete.index[-1]})" if len(complete) else "-"

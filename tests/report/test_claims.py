@@ -1,5 +1,6 @@
 """Verdicts: they follow from the rows and the stated rules, and no declaration holds one."""
 
+import pandas as pd
 import pytest
 from kernel_rows import row
 
@@ -73,3 +74,6 @@ def test_without_rows_nothing_is_claimed(tmp_path):
     found = claims.judged(Data(frame([row("cora", "csr_unfused", 1.0)])), tmp_path)
     measured = {says: finding.verdict for says, finding in found.items() if "authors' own codes" not in says}
     assert {*measured.values()} == {claims.MISSING}
+    seconds = pd.DataFrame([{"step": "sm_active", "seconds": 61, "device": "my GPU"}])
+    line = "| `make reproduce-figures FIGURES=sm_active` | 2 (my GPU) | `results/figures/fig7_sm_activity.png` | 2 not"
+    assert line in claims.shown(found, seconds)
