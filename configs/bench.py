@@ -50,6 +50,7 @@ _KERNELS = {"graphs": ..., "backends": ..., "shapes": ONE_HEAD, "repeats": 30, "
 _MODELS = {"graphs": ..., "modes": ..., "blocks": 10, "repeats": 10, "budget_ms": 50.0, "seed": 0}
 KEYS: dict[str, dict[str, Any]] = {
     "kernels": _KERNELS | {"plans": ("fixed",)},
+    "codes": _KERNELS,
     "heads": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from report.derived import derived_rows
-from report.published import published_rows
+from report.published import with_published
 from report.rows import merged, provenance, read_yaml, select
 
 PAIR = ("data_sha256", "dim")
@@ -54,7 +54,7 @@ class Data:
     """
 
     def __init__(self, rows: pd.DataFrame, device: str | None = None) -> None:
-        every = pd.concat([rows, derived_rows(rows), published_rows()], ignore_index=True)
+        every = with_published(pd.concat([rows, derived_rows(rows)], ignore_index=True))
         self.benches = dict(iter(every.groupby("bench")))
         self.empty = every.iloc[:0]
         self.device = device
