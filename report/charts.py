@@ -33,7 +33,7 @@ from report.drawing import (
     synthetic_key,
     write,
 )
-from report.engine import Data, Spec, axis, chain, mean, quiet, real
+from report.engine import Data, Spec, chain, mean, quiet, real
 from report.paper_figures import paper_bars, sm_times
 from report.rows import merged
 
@@ -139,32 +139,11 @@ def lines(data: Data, spec: Spec) -> Figure | None:
             style = {"color": colour(series), "linestyle": DASHES[nth % len(DASHES)]}
             axes.plot(line[spec["x"]], line["value"], label=f"{series}, {dtype}, n = {line['repeats'].max()}", **style)
             axes.fill_between(line[spec["x"]], line["p10"], line["p90"], color=colour(series), alpha=0.12, linewidth=0)
-        if spec.get("log"):
-            log_axis(axes.xaxis)
-            log_axis(axes.yaxis, " ms")
-        axes.set_xlabel({"nnz": "edges"}.get(spec["x"], spec["x"]))
+        axes.set_xlabel(spec["x"])
         title = ", ".join(
             f"{value} blocks" if of == "blocks" else str(value) for of, value in zip(spec["panel"], names, strict=True)
         )
         axes.legend(fontsize=5, title=title, title_fontsize=6, loc="best")
-    return figure
-
-
-def heat_map(data: Data, spec: Spec) -> Figure | None:
-    """Ratios by graph and by each of `columns`, from white at 1 to red."""
-    columns = {
-        name: data.pairs(merged(data.resolve(spec["where"]), part)) for name, part in axis(data, spec["columns"], {})
-    }
-    table = pd.DataFrame({name: found.set_index("label")["ratio"] for name, found in columns.items()})
-    if table.empty:
-        return None
-    figure, ((axes,),) = new_figure(1.6 + 0.7 * len(table.columns), 1 + 0.25 * len(table))
-    axes.imshow(np.log(table), cmap="RdBu_r", vmin=-np.log(2), vmax=np.log(2), aspect="auto")
-    for (y, x), ratio in np.ndenumerate(table.to_numpy()):
-        axes.text(x, y, f"{ratio:.2f}" if np.isfinite(ratio) else "-", ha="center", va="center", size=7)
-    axes.set_xticks(range(len(table.columns)), table.columns)
-    axes.set_yticks(range(len(table)), table.index, size=6)
-    axes.grid(visible=False)
     return figure
 
 
@@ -212,21 +191,17 @@ def _draw_steps(axes: Axes, steps: pd.Series) -> None:
 
 
 def dots(data: Data, spec: Spec) -> Figure | None:
-    """A dot for each series on each graph: its ratio, hollow on a graph that is not real.
+    """A dot for each other kernel on each graph: the speed-up over it, hollow on a graph that is not real.
 
     `best`: a ring around the ratio over the best other kernel, and a line at the geometric mean of those.
     """
     panels = []
     for panel in spec["panels"]:
-        base = merged(data.resolve(panel["where"]), {"by": panel.get("by", ["data_sha256", "series"])})
-        if "best" in panel:  # one series of ours against each other one
-            others = data.pick(merged(base, data.resolve(panel["theirs"])))["series"]
-            sides = {name: {"ours": panel["ours"], "theirs": {"series": name}} for name in in_order(others)}
-            found = {name: data.pairs(merged(base, {"by": ["data_sha256"]}, side)) for name, side in sides.items()}
-        else:
-            pairs = data.pairs(merged(base, {"ours": panel["ours"], "theirs": panel["theirs"]}))
-            found = {name: pairs[pairs["series"] == name] for name in in_order(pairs["series"])}
-        if found and any(map(len, found.values())):
+        base = merged(data.resolve(panel["where"]), {"by": ["data_sha256"]})
+        others = data.pick(merged(base, data.resolve(panel["theirs"])))["series"]
+        sides = {name: {"ours": panel["ours"], "theirs": {"series": name}} for name in in_order(others)}
+        found = {name: data.pairs(merged(base, side)) for name, side in sides.items()}
+        if any(map(len, found.values())):
             panels.append((panel, base, found))
     if not panels:
         return None
@@ -234,31 +209,25 @@ def dots(data: Data, spec: Spec) -> Figure | None:
     width = min(max(WIDTH, 1.2 + 0.26 * sum(counts)), MOST_WIDTH)
     figure, grid = new_figure(width, 3.9, 1, len(panels), sharey=True, width_ratios=counts)
     for axes, (panel, base, found) in zip(grid[0], panels, strict=True):
-        _draw_dots(axes, found)
-        if "best" in panel:
-            best = data.pairs(merged(base, {"by": ["data_sha256"], "ours": panel["ours"], "theirs": panel["best"]}))
-            graphs = distinct(pd.concat(found.values()))
-            label = f"best other kernel: {_means(best)}"
-            places = graphs.index.get_indexer(best["data_sha256"])
-            axes.plot(places, best["ratio"], "o", mfc="none", mec="black", ms=8, label=label)
-            axes.axhline(mean(best["ratio"]), color="black", linewidth=0.8, linestyle="--")
+        graphs = distinct(pd.concat(found.values()))
+        for series, rows in found.items():
+            places, shade = graphs.index.get_indexer(rows["data_sha256"]), colour(series)
+            faces = [shade if kind == "real" else "none" for kind in rows["kind"]]
+            axes.vlines(places, rows["low"], rows["high"], color=shade, linewidth=0.7)
+            axes.scatter(places, rows["ratio"], s=14, c=faces, edgecolors=shade, linewidths=0.8, zorder=2)
+            axes.scatter([], [], s=14, color=shade, label=f"{series}: {_means(rows)}")
+        name_graphs(axes, graphs)
+        best = data.pairs(merged(base, {"ours": panel["ours"], "theirs": panel["best"]}))
+        label = f"best other kernel: {_means(best)}"
+        places = graphs.index.get_indexer(best["data_sha256"])
+        axes.plot(places, best["ratio"], "o", mfc="none", mec="black", ms=8, label=label)
+        axes.axhline(mean(best["ratio"]), color="black", linewidth=0.8, linestyle="--")
         axes.axhline(1, color="black", linewidth=0.6)
         device = pd.concat(found.values())["device"].iloc[0]
-        legend_above(axes, 1 if len(panels) > 1 else 3, title=", ".join(filter(None, [panel.get("title"), device])))
+        legend_above(axes, 1 if len(panels) > 1 else 3, title=f"{panel['title']}, {device}")
     log_axis(grid[0, 0].yaxis, "x")
     grid[0, 0].set_ylabel(spec["label"])
     return figure
-
-
-def _draw_dots(axes: Axes, found: Mapping[str, pd.DataFrame]) -> None:
-    graphs = distinct(pd.concat(found.values()))
-    for series, rows in found.items():
-        places, shade = graphs.index.get_indexer(rows["data_sha256"]), colour(series)
-        faces = [shade if kind == "real" else "none" for kind in rows["kind"]]
-        axes.vlines(places, rows["low"], rows["high"], color=shade, linewidth=0.7)
-        axes.scatter(places, rows["ratio"], s=14, c=faces, edgecolors=shade, linewidths=0.8, zorder=2)
-        axes.scatter([], [], s=14, color=shade, label=f"{series}: {_means(rows)}")
-    name_graphs(axes, graphs)
 
 
 CHARTS: dict[str, Callable[[Data, Spec], Figure | None]] = {
@@ -266,7 +235,6 @@ CHARTS: dict[str, Callable[[Data, Spec], Figure | None]] = {
     "sm-times": sm_times,
     "times": times,
     "lines": lines,
-    "heat-map": heat_map,
     "waterfall": waterfall,
     "dots": dots,
 }
