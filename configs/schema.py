@@ -223,6 +223,7 @@ class TrainingConfig(Section):
     warmup_epochs: int = Field(default=0, ge=0)  # the learning rate rises linearly
     epochs: Passes = 200
     patience: Passes | None = None  # stop after so many epochs without a better metric
+    ema: Probability = 0.0  # decay, a step, of an average of the weights, which is validated and kept; 0: none
     loss: Literal["auto", "l1", "l2"] = "auto"  # auto: by the metric (training.losses); l1 and l2 are of regression
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, else float32
     seeds: Annotated[tuple[Seed, ...], Field(strict=False)] = ()  # a run each

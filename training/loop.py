@@ -112,7 +112,8 @@ class Trainer:
         self.dense = training_path(working.model, config.runtime.dense)
         forward = training_forward(working.model, self.dense, dynamic=self.task.static is None)
         loss = loss_for(self.task.metric, config.training.loss)
-        self.step = self._make_step(model, working, forward, optimiser, config.training.clip_norm, loss)
+        options = config.training.clip_norm, loss, config.training.ema
+        self.step = self._make_step(model, working, forward, optimiser, *options)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False
@@ -166,7 +167,7 @@ class Trainer:
             record = self._epoch(self.done + 1)
             self.done += 1
             if record.is_best:
-                self.best = Best.of(self.step.model, record.epoch, record.valid_metric, record.valid_loss)
+                self.best = Best.of(self.step.evaluated, record.epoch, record.valid_metric, record.valid_loss)
             self.finished = self._is_over()
             if log:
                 log.add(record)
@@ -246,7 +247,7 @@ class Trainer:
         save_weights(self.weights_path, targets.folded(weights) if targets else weights, about)
 
     def _finish(self, seconds: tuple[float, ...]) -> TrainResult:
-        self.step.model.load_state_dict(self.best.weights)
+        self.step.evaluated.load_state_dict(self.best.weights)
         test = self._score(*self.task.predict(self.runner.evaluate, "test"))
         if self.writes:
             self._export(test)

@@ -38,7 +38,7 @@ def test_a_captured_step_is_the_eager_step(request, gpu_config, trained, tmp_pat
     last batch of graphs is smaller."""
     loaded = request.getfixturevalue(data_set)
     settings = {"training__optimizer": optimizer, "training__precision": precision, "training__warmup_epochs": 2}
-    settings["data__batch_size"] = 4
+    settings |= {"data__batch_size": 4, "training__ema": 0.5 if optimizer == "sgd" else 0.0}
     eager, expected = trained(gpu_config(**settings, runtime__cuda_graph=False), loaded, tmp_path / "eager")
     captured, records = trained(gpu_config(**settings, runtime__cuda_graph=True), loaded, tmp_path / "captured")
     assert (eager.captured, captured.captured) == (False, True)
