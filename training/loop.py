@@ -26,13 +26,14 @@ from training.metrics import score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.padded_batches import Room, padding_refused
 from training.precision import WorkingCopy
-from training.setup import build_model, plan_for_training, resolve_precision, room_for_training
+from training.samples import CapturedSamples, SampledNodesTask
+from training.setup import build_model, make_task, plan_for_training, resolve_precision, room_for_training
 from training.step import CapturedStep, Step
-from training.tasks import Task, make_task
+from training.tasks import Task
 from training.weights import TrainedWeights, save_weights
 
 LAST, BEST = "last.pt", "best.safetensors"
-Runner = Step | CapturedStep | CapturedGraphs
+Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ class Trainer:
         return losses
 
     def _make_task(self, loaded: LoadedGraph, model: GraphModel) -> Task:
-        return make_task(loaded, model, self._plan, self.config.data.batch_size)
+        return make_task(loaded, model, self._plan, self.config)
 
     def _make_step(self, *arguments: Any) -> Step:
         return Step(*arguments)
@@ -280,7 +281,8 @@ class Trainer:
             try:
                 if self.task.static is not None:
                     return CapturedStep(self.step, self.task.static), chosen
-                runner = CapturedGraphs(self.step, self.task, self._room)
+                capture = CapturedSamples if isinstance(self.task, SampledNodesTask) else CapturedGraphs
+                runner = capture(self.step, self.task, self._room)
                 size = f"{runner.size.rows:,} nodes and {runner.size.edges:,} edges"
                 return runner, f"{chosen}; batches are padded to {size}, and larger ones run eagerly"
             except CaptureError as error:

@@ -125,10 +125,12 @@ def test_values_that_exclude_each_other_are_both_named(write, overrides, both):
         ("model.checkpoint=w.pt", "model.checkpoint = 'w.pt': training starts from random weights"),
         ("data.order=random", "data.order = 'random': training shuffles"),
         ("data.batches=all", "data.batch_size = 'auto': training needs a number"),
+        ("training.sampler=neighbor model.random_walk=3", "model.random_walk = 3 and training.sampler = 'neighbor'"),
+        ("training.fan_out=[5]", "training.fan_out = [5] and training.sampler = 'none': use neighbor"),
     ],
 )
 def test_what_training_does_not_take(write, override, part):
-    assert part in problems(write("data: {name: zinc}\n"), override, schema=TrainConfig)
+    assert part in problems(write("data: {name: zinc}\n"), *override.split(), schema=TrainConfig)
 
 
 def test_all_problems_come_at_once(write):
