@@ -105,7 +105,7 @@ class Trainer:
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
         self.device = device or resolve_device(config.runtime.device)
         self.precision = resolve_precision(config.training.precision, self.device)
-        model = build_model(config, loaded.meta, seed).to(self.device)
+        model = build_model(config, loaded.meta, seed, pyg=config.attention.backend == "pyg").to(self.device)
         self.backend = ""
         working = WorkingCopy(model, self.precision)
         self.task = self._make_task(loaded, working.model)

@@ -15,8 +15,9 @@ from training.samples import SampledNodesTask
 from training.tasks import PARTS, GraphsTask, NodesOfGraphsTask, NodesTask, Plan, Task
 
 
-def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphModel:
-    """The model for a data set, float32 on the CPU. Weights depend on the seed only, not on device or precision."""
+def build_model(config: Config, meta: GraphMeta, seed: int, *, pyg: bool = False) -> GraphModel:
+    """The model for a data set, float32 on the CPU. Weights depend on the seed only, not on device or precision; `pyg`:
+    see `ConvNet`."""
     torch.manual_seed(seed)
     arguments = {
         "in_features": meta.feature_cardinalities or meta.feature_dim,
@@ -27,7 +28,7 @@ def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphModel:
     }
     if config.model.kind == "graph_transformer":
         return GraphTransformer(**arguments)
-    return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, **arguments)
+    return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, pyg=pyg, **arguments)
 
 
 def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainConfig) -> Task:

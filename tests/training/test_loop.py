@@ -73,6 +73,16 @@ def test_steps_are_those_of_plain_autograd_in_float64(nodes, make_config, traine
             torch.testing.assert_close(last[key][name], parameter.detach().float(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"])
+def test_the_backend_pyg_trains_pygs_layers_to_the_same_numbers(nodes, make_config, trained, tmp_path, kind):
+    _, expected = trained(make_config(model__kind=kind), nodes, tmp_path / "reference")
+    trainer, records = trained(make_config(model__kind=kind, attention__backend="pyg"), nodes, tmp_path / "pyg")
+    for record, other in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
+    of_pyg = type(trainer.step.model.blocks[0]).__module__.startswith("torch_geometric")
+    assert of_pyg == (kind != "graph_transformer")
+
+
 @pytest.mark.parametrize(("data_set", "norm", "ema"), [("nodes", "batch", 0.5), ("graphs", "layer", 0.0)])
 def test_learns_and_keeps_the_best_epoch(request, make_config, trained, tmp_path, data_set, norm, ema):
     loaded = request.getfixturevalue(data_set)
