@@ -15,7 +15,7 @@ class Sample:
 
     Attributes:
         nodes: [n] int64, their numbers in the graph: the seeds, then the new nodes of each hop. None occurs twice.
-        indptr: [n + 1] int64, col: [nnz] int64: the edges as CSR, whose columns are places in `nodes`, in any order. A
+        indptr: [n + 1] int64, col: [nnz] int32: the edges as CSR, whose columns are places in `nodes`, in any order. A
             row is a query (see `data`). Nodes of the last hop have no edges of their own.
         num_seeds: number of seeds.
     """
@@ -27,7 +27,7 @@ class Sample:
 
 
 class NeighbourSampler:
-    """Samples of one graph. Not for several threads at once.
+    """Samples of one graph.
 
     Args:
         indptr: [N + 1], col: [nnz], CSR of the graph.
@@ -41,29 +41,27 @@ class NeighbourSampler:
         loops = np.flatnonzero(row == col)
         self._loop = np.full(num_nodes, -1)  # edge from a node to itself
         self._loop[col[loops]] = loops
-        self._place = np.full(num_nodes, -1)  # in the sample
 
     def sample(self, seeds: np.ndarray, rng: np.random.Generator) -> Sample:
         """The seeds [B], and hop by hop their neighbours: of each new node all edges where these are at most as many as
         the hop's fan-out, else as many at random without repetition, its self-loop among them."""
-        place, new, size = self._place, seeds.astype(np.int64), len(seeds)
+        place = np.full(len(self._loop), -1, np.int32)  # of each node in the sample
+        new, size = seeds.astype(np.int64), len(seeds)
         nodes, sources, counts = [new], [], []
         place[new] = np.arange(size)
         for fan_out in self._fan_out:
             edges, count = self._edges(new, fan_out, rng)
             source = self._col[edges].astype(np.int64)
             unseen = source[place[source] < 0]
-            order = np.arange(len(unseen))
+            order = np.arange(len(unseen), dtype=np.int32)
             place[unseen] = order  # of several writes to one place the last counts
             new = unseen[place[unseen] == order]
             place[new] = np.arange(size, size + len(new))
             size += len(new)
             for found, one in ((nodes, new), (sources, source), (counts, count)):
                 found.append(one)
-        found, col = np.concatenate(nodes), place[np.concatenate(sources)]
-        place[found] = -1
         degrees = np.concatenate([[0], *counts, np.zeros(len(new), np.int64)])
-        return Sample(found, degrees.cumsum(), col, len(seeds))
+        return Sample(np.concatenate(nodes), degrees.cumsum(), place[np.concatenate(sources)], len(seeds))
 
     def _edges(self, nodes: np.ndarray, fan_out: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Edges of the graph, node by node, and their number for each of the nodes."""

@@ -2,7 +2,8 @@
 all layers, as PyG's NeighborLoader gives it. Evaluation takes the whole graph."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
@@ -21,7 +22,7 @@ from training.padded_batches import Room
 from training.step import Step
 from training.tasks import Batch, NodesTask
 
-MADE_AHEAD = 4  # samples
+THREADS, MADE_AHEAD = 4, 8  # that draw samples; samples that are drawn while others are used
 TRIED, ROOM = 8, 1.1  # samples that are drawn to choose the padded size, and its ratio to the largest of them
 
 
@@ -43,18 +44,22 @@ class SampledNodesTask(NodesTask):
         self.limits = loaded.meta.num_nodes, loaded.meta.num_edges
 
     def batches(self, seed: list[int]) -> "Iterator[SampledBatch]":
-        with made_ahead(self.samples(seed), MADE_AHEAD) as samples:
-            for sample in samples:
-                yield SampledBatch(self, sample)
+        with ThreadPoolExecutor(THREADS) as pool:
+            draws = (pool.submit(draw) for draw in self.draws(seed))
+            with made_ahead(draws, MADE_AHEAD) as ahead:
+                for drawn in ahead:
+                    yield SampledBatch(self, drawn.result())
 
-    def samples(self, seed: list[int]) -> Iterator[Sample]:
-        rng = np.random.default_rng(seed)
-        nodes = rng.permutation(self.train)
-        return (self.sampler.sample(nodes[i : i + self.batch_size], rng) for i in range(0, len(nodes), self.batch_size))
+    def draws(self, seed: list[int]) -> Iterator[Callable[[], Sample]]:
+        """Functions that draw the samples of an epoch, in any order or at once."""
+        nodes = np.random.default_rng(seed).permutation(self.train)
+        for first in range(0, len(nodes), self.batch_size):
+            batch, rng = nodes[first : first + self.batch_size], np.random.default_rng([*seed, first])
+            yield partial(self.sampler.sample, batch, rng)
 
     def likely_size(self) -> BatchSize:
         """Room for nearly all samples."""
-        tried = [size_of(sample) for sample in islice(self.samples([0]), TRIED)]
+        tried = [size_of(draw()) for draw in islice(self.draws([0]), TRIED)]
         largest = max(size.rows for size in tried), max(size.edges for size in tried)
         room = (min(int(ROOM * most), limit) for most, limit in zip(largest, self.limits, strict=True))
         return rounded_size(self.batch_size, *room)
@@ -112,8 +117,8 @@ class CapturedSamples:
     def __init__(self, step: Step, task: SampledNodesTask, make_room: Callable[[BatchSize, bool], Room]) -> None:
         self.step, self.num_eager, self.size = step, 0, task.likely_size()
         room = make_room(self.size, True)
-        any_that_fits = next(sample for sample in task.samples([0]) if self._fits(sample))
-        self._packed = to_device(packed(any_that_fits, self.size), step.device)
+        fitting = next(sample for draw in task.draws([0]) if self._fits(sample := draw()))
+        self._packed = to_device(packed(fitting, self.size), step.device)
         self._step: CapturedGraph[Tensor] = step.captured(lambda: step(task.batch(self._packed, self.size, room)))
         self._evaluation: CapturedGraph[Tensor] = capture(lambda: step.evaluate(task.whole), step.device)
 
