@@ -53,11 +53,12 @@ class WeightVector:
         """Copy the gradients of the copy to those of the model; 0 for missing ones."""
         if self.copy is None:
             return
-        found = []
+        missing = [weight.numel() for weight in self.copies if weight.grad is None]
+        zeros, found = self.copy.new_zeros(max(ALIGNMENT, *missing, 0)), []
         for weight in self.copies:
-            found.append(torch.zeros_like(weight).flatten() if weight.grad is None else weight.grad.reshape(-1))
+            found.append(zeros[: weight.numel()] if weight.grad is None else weight.grad.reshape(-1))
             if padding := -weight.numel() % ALIGNMENT:
-                found.append(self.copy.new_zeros(padding))
+                found.append(zeros[:padding])
         self.gradients.copy_(torch.cat(found))
 
     def pieces(self) -> list[nn.Parameter]:
