@@ -17,9 +17,9 @@
 
 struct StatisticsParams {
   const u16* residual;       // [num_rows][kColumns]  x
-  const u16* addend;         // [num_rows][kColumns]  y
+  const u16* addend;         // [num_rows][kColumns]  y; null: zero
   const float* row_weights;  // [num_rows]  w; null: all rows are real
-  u16* sum;                  // [num_rows][kColumns]  s
+  u16* sum;                  // [num_rows][kColumns]  s; null: not stored
   float* partial;            // [gridDim.x][2 * kColumns + 4]  means, squared deviations, number of real rows, padding
   float* statistics;         // [2][kColumns]  mean and variance
   float* running_mean;       // [kColumns]  read and written
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) batch_norm_statistics(const __grid_c
 #pragma unroll
       for (int i = 0; i < kOfLane; ++i) {
         first[n][i] = C::load(p.residual, row, i, exists);
-        second[n][i] = C::load(p.addend, row, i, exists);
+        second[n][i] = C::load(p.addend, row, i, exists && p.addend);
       }
     }
 #pragma unroll
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) batch_norm_statistics(const __grid_c
 #pragma unroll
         for (int j = 0; j < kChunk; ++j) values[j] += addend[j];
         const uint4 rounded = pack<kElement>(values);
-        if (row < p.num_rows) C::store(p.sum, row, i, rounded);
+        if (row < p.num_rows && p.sum) C::store(p.sum, row, i, rounded);
         unpack<kElement>(values, rounded);  // the statistics are those of the rounded sum
         if (!is_real[n]) continue;
 #pragma unroll

@@ -102,7 +102,7 @@ def check_block(monkeypatch, dim, dtype, rows, mode):
     return gpu.launched
 
 
-# Several rounds of a block and several blocks; columns that no power of two divides; more columns than threads; one row.
+# Several rounds of a block, several blocks; columns that no power of two divides; more columns than threads; one row.
 @pytest.mark.parametrize(
     ("dim", "dtype", "rows", "real", "mode", "num_sms"),
     [
@@ -130,7 +130,9 @@ def test_batch_norm(monkeypatch, dim, dtype, rows, real, mode, num_sms):
         assert_as_exact(found, by_torch, exact)
         for name, buffer in model.named_buffers():
             if "running" in name:
-                torch.testing.assert_close(buffer.double(), exact_model.get_buffer(name), rtol=0.01, atol=2e-3, msg=name)
+                torch.testing.assert_close(
+                    buffer.double(), exact_model.get_buffer(name), rtol=0.01, atol=2e-3, msg=name
+                )
         check_evaluation(model.eval(), exact_model.eval(), inputs)
 
 
