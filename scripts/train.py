@@ -193,10 +193,12 @@ def report_table(found: dict[int, TrainResult], unit: str) -> Table:
     """A row for each seed, and their mean with its standard error; `unit` of the metric, "" for none."""
     results = list(found.values())
     name = METRICS[results[0].metric] + (f" ({unit})" if unit else "")
-    table = Table("seed", "epochs", "best epoch", f"validation {name}", f"test {name}", "ms of an epoch (median)")
+    times = "ms of an epoch (median)", "s in all"
+    table = Table("seed", "epochs", "best epoch", f"validation {name}", f"test {name}", *times)
     for seed, one in found.items():
         milliseconds = f"{1e3 * statistics.median(one.seconds):.2f}" if one.seconds else ""
-        row = (seed, one.epochs, one.best_epoch, f"{one.valid:.4f}", f"{one.test:.4f}", milliseconds)
+        total = "" if one.total_seconds is None else f"{one.total_seconds:.2f}"
+        row = (seed, one.epochs, one.best_epoch, f"{one.valid:.4f}", f"{one.test:.4f}", milliseconds, total)
         table.add_row(*map(str, row))
     if len(results) > 1:
         valid, test = zip(*((one.valid, one.test) for one in results), strict=True)
