@@ -122,7 +122,7 @@ def test_a_captured_run_on_samples_is_the_eager_run(nodes, make_config, trained,
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, nodes, tmp_path / "captured")
     assert captured.captured
-    assert 0 < captured.runner.num_eager < 6
+    assert 0 < captured.runner.num_eager < 12  # steps
     for record, other in zip(records, expected, strict=True):
         assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
     assert captured.result.test == pytest.approx(eager.result.test)
