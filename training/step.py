@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fused3s import capture_step
-from fused3s.runtime.cuda_graph import CapturedGraph, capture
+from fused3s.runtime.cuda_graph import CapturedGraph
 from models import GraphModel
 from models.fast import Forward
 from training.losses import Loss
@@ -73,7 +73,7 @@ class Step:
         return self.forward(batch.inputs)
 
     def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
-        """A CUDA graph of this step; weights and optimiser are restored afterwards.
+        """A CUDA graph of a step or an evaluation; weights and optimiser are restored afterwards.
 
         Raises:
             CaptureError: a backend or layer waits for the GPU.
@@ -91,7 +91,7 @@ class CapturedStep:
     def __init__(self, step: Step, batch: Batch) -> None:
         self.batch = batch
         self.train: CapturedGraph = step.captured(lambda: step(batch))
-        self.evaluation: CapturedGraph = capture(lambda: step.evaluate(batch), step.device)
+        self.evaluation: CapturedGraph = step.captured(lambda: step.evaluate(batch))
 
     def __call__(self, batch: Batch) -> Tensor:
         self._check(batch)

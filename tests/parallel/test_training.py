@@ -90,6 +90,16 @@ def test_a_partitioned_graph_trains_as_on_one_process(pool, node_file, tmp_path,
     assert_same_run(found, expected)
 
 
+@pytest.mark.parametrize(("failing", "reason", "graphs"), [((), "chosen by auto", 2), ((1,), "rank 1: it waits", 0)])
+def test_all_ranks_capture_the_step_or_none_does(pool, node_file, tmp_path, one_thread, failing, reason, graphs):
+    """Here a replay calls the step again."""
+    asked = settings(node_file)
+    expected = one_process(asked, tmp_path / "one")
+    found = pool.run(parallel_jobs.train_captured, 3, asked, str(tmp_path / "several"), failing)
+    assert_same_run(found, expected)
+    assert all(reason in of_rank[3] and of_rank[4] == graphs for of_rank in found)
+
+
 # Batches of 5 graphs and then of 3: with 4 ranks one has no graph of the last one.
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_collection_trains_as_on_one_process(pool, graph_file, tmp_path, one_thread, size):

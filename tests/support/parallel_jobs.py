@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import ReferenceBackend
 from fused3s.dgl import import_dgl
 from fused3s.dropout import Dropout, kept_edges
+from fused3s.runtime.cuda_graph import CaptureError
 from models import GraphTransformer
 from parallel import (
     Group,
@@ -29,6 +31,7 @@ from parallel import (
     RankError,
     check_agreement,
     gather_rows,
+    inputs,
     load_part,
     on_first_rank,
     plan_part_attention,
@@ -241,6 +244,12 @@ def run_script(rank: int, name: str, arguments: list[list[str]]) -> tuple[int, s
     return done.exit_code, done.output
 
 
+def run_script_faster_on_one(rank: int, name: str, arguments: list[list[str]]) -> tuple[int, str]:
+    """As `run_script`, on a graph that one GPU is predicted to compute faster."""
+    inputs.one_gpu_is_faster = lambda *_: "predicted"
+    return run_script(rank, name, arguments)
+
+
 def run_model(
     group: Group,
     folder: str,
@@ -284,6 +293,32 @@ def train(
     trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0, resume=resume)
     records = list(trainer.run())
     return records, trainer.result, trainer.step.model.state_dict()
+
+
+class CalledAgain:
+    """In place of a captured step on the CPU, whose replays are further calls. A rank of FAILING cannot capture."""
+
+    FAILING: tuple[int, ...] = ()
+
+    def __init__(self, run: Callable[[], torch.Tensor], *states: Any) -> None:
+        if dist.get_rank() in self.FAILING:
+            raise CaptureError("it waits for the GPU")
+        self.replay = run
+
+
+def train_captured(
+    group: Group, settings: dict[str, Any], folder: str, failing: tuple[int, ...]
+) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor], str, int]:
+    """As `train`, with a captured step; also the reason, and the number of graphs that the group must free."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.step.capture_step", CalledAgain)
+        patch.setattr(CalledAgain, "FAILING", failing)
+        patch.setattr(RankTrainer, "_capture_refused", lambda trainer: None)
+        config = TrainConfig.model_validate(settings)
+        loaded, part = load_on_ranks(config, group, lambda text: None)
+        trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0)
+        records = list(trainer.run())
+        return records, trainer.result, trainer.step.model.state_dict(), trainer.graph_reason, len(group.graphs)
 
 
 def train_until(group: Group, settings: dict[str, Any], folder: str, epochs: int) -> int:
