@@ -4,6 +4,7 @@ import numpy as np
 import parallel_jobs
 import pytest
 import torch
+from rank_pool import GPUS, run_alone
 
 import data
 from configs import TrainConfig
@@ -98,6 +99,24 @@ def test_all_ranks_capture_the_step_or_none_does(pool, node_file, tmp_path, one_
     found = pool.run(parallel_jobs.train_captured, 3, asked, str(tmp_path / "several"), failing)
     assert_same_run(found, expected)
     assert all(reason in of_rank[3] and of_rank[4] == graphs for of_rank in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", GPUS)
+@pytest.mark.parametrize("scheme", ["halo", "heads"])
+def test_gpus_train_the_same_bits_by_a_cuda_graph_and_what_one_trains(node_file, tmp_path, size, scheme):
+    asked = settings(node_file, training__precision="bfloat16", runtime__device="cuda", attention__backend="fused3s")
+    asked["model"] |= {"dim": 64, "heads": 8}
+    expected = one_process(asked, tmp_path / "one")
+    asked["runtime"]["partition"] = scheme
+    runs = []
+    for captured in (False, "auto" if torch.cuda.device_count() < size else True):
+        asked["runtime"]["cuda_graph"] = captured
+        folder = tmp_path / f"captured_{captured}"
+        runs.append(run_alone(parallel_jobs.train_on_gpus, size, [asked, str(folder)], seconds=300))
+    eager, captured = ([record.loss for record in found[0][0]] for found in runs)
+    assert captured == eager
+    assert eager == pytest.approx([record.loss for record in expected[0]], abs=0.02)
 
 
 # Batches of 5 graphs and then of 3: with 4 ranks one has no graph of the last one.

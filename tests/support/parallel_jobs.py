@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import ReferenceBackend
 from fused3s.dgl import import_dgl
 from fused3s.dropout import Dropout, kept_edges
-from fused3s.runtime.cuda_graph import CaptureError
+from fused3s.runtime.cuda_graph import CaptureError, capture
 from models import GraphTransformer
 from parallel import (
     Group,
@@ -39,6 +40,7 @@ from parallel import (
     sum_in_rank_order,
 )
 from parallel import group as group_module
+from parallel.capture import capture_together
 from parallel.collectives import gather_uneven
 from parallel.inputs import prepare_part
 from parallel.passes import SplitPasses
@@ -115,6 +117,11 @@ def attend(
         gradients = torch.autograd.grad(output, [q, k, v], grad_output[rows].to(output))
         with torch.no_grad():
             assert torch.equal(attention(q, k, v, **options), output)
+            if group.backend == "nccl" and min(part.partition.rows):  # a rank without rows queues nothing
+                call = partial(attention, q, k, v, **options)
+                captured = capture_together(partial(capture, call, group.device), group)
+                captured.result.fill_(torch.nan)
+                assert torch.equal(captured.replay(), output)
         found.append([rows, output.detach().cpu(), *(gradient.cpu() for gradient in gradients)])
     return found
 
@@ -331,6 +338,15 @@ def train_until(group: Group, settings: dict[str, Any], folder: str, epochs: int
     for count, _ in enumerate(trainer.run(), 2):
         trainer.stop |= is_last and count == epochs
     return trainer.done
+
+
+def train_on_gpus(
+    rank: int, settings: dict[str, Any], folder: str
+) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor]]:
+    """As `train`, on GPUs."""
+    with ranks("cuda") as group:
+        records, result, weights = train(group, settings, folder)
+        return records, result, {name: weight.cpu() for name, weight in weights.items()}
 
 
 def error_of_training(group: Group, settings: dict[str, Any], folder: str) -> str:
