@@ -161,7 +161,8 @@ class ModelConfig(Section):
     pos_enc: int = Field(default=0, ge=0, le=1_024)  # Laplacian eigenvectors added to the input; 0: none
     random_walk: int = Field(default=0, ge=0, le=1_024)  # steps of the random-walk encoding added to the input; 0: none
     virtual_node: bool = False  # one for each graph, between the blocks
-    edge_features: Literal["none", "bias", "stream"] = "none"  # form in which they enter (see models.graph_transformer)
+    # Form in which they enter (see models.graph_transformer).
+    edge_features: Literal["none", "bias", "keys_values", "stream"] = "none"
     dropout: Probability = 0.0  # in training, on embedding, attention output and FFN
     attention_dropout: Probability = 0.0  # in training, on the softmax weights
     input_dropout: Probability = 0.0  # in training, on float features

@@ -46,7 +46,6 @@ class Step:
         """The loss before the step, on the device."""
         self.working.model.train()
         self.working.refresh()
-        self.optimiser.zero_grad(set_to_none=False)  # they are parts of vectors
         loss = self.loss(batch)
         self.scaler.scale(loss).backward()
         self.working.collect_gradients()
