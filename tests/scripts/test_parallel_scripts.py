@@ -102,11 +102,11 @@ def test_training_writes_once_what_inference_reads(setting, tmp_path):
     trained = [*setting, "--checkpoint", output / "best.safetensors"]
     done = on_one("infer", *trained)
     assert done.exit_code == 0, done.output
-    assert on_ranks("infer", *[trained] * 3)[0][0] == 0
+    assert on_ranks("infer", *[trained] * 2)[0][0] == 0  # by the partition of the training
     accuracies = {
         (row["bench"], row["ranks"]): row["value"] for row in rows(tmp_path) if row["metric"] == "test_accuracy"
     }
-    assert set(accuracies) == {("train", "2"), ("train", "0"), ("infer", "0"), ("infer", "3")}
+    assert set(accuracies) == {("train", "2"), ("train", "0"), ("infer", "0"), ("infer", "2")}
     del accuracies["train", "0"]  # of the other run
     assert len(set(accuracies.values())) == 1
 
