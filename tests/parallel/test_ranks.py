@@ -32,7 +32,7 @@ def test_a_rank_that_ends_early_ends_the_others_with_its_name_and_reason(who, ho
 
 # Rank 1 ends while the others replay a CUDA graph that waits for it.
 KILLED = """
-import os, signal, torch
+import os, signal, clone, torch
 from fused3s.runtime.cuda_graph import capture
 from parallel import ranks, sum_in_rank_order
 from parallel.capture import capture_together
