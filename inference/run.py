@@ -89,7 +89,7 @@ def measure(source: Source, request: Request) -> Run:
     for _ in range(runtime.warmup):
         execution.run()
     reset_peak_memory(device)
-    times = time_model(execution, runtime.repeats, device, in_eager=source.exchanges)
+    times = time_model(execution, runtime.repeats, device, source.exchanges)
     logits, whole = source.predict(execution, attention)
     return Run(
         request, source, attention, execution, Cost(*times, format_build, peak_memory_mib(device)), logits, whole
@@ -97,7 +97,7 @@ def measure(source: Source, request: Request) -> Run:
 
 
 def time_model(
-    execution: Execution, repeats: int, device: torch.device, *, in_eager: bool
+    execution: Execution, repeats: int, device: torch.device, in_eager: bool
 ) -> tuple[Spread, Spread | None, float | None]:
     """Milliseconds of a forward pass, the share of attention in it, and that of waiting for a core (`HostLoad`).
 
