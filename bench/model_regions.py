@@ -161,7 +161,7 @@ def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator
 
     ends: list[tuple[nn.Module, str]] = [(model.encoding, "embedding")] if model.pos_enc else []
     ends += [(model.walk_encoding, "embedding")] if model.random_walk else []
-    ends += [(model.edge_embedding, "embedding")] if model.edge_features in ("bias", "stream") else []
+    ends += [(model.edge_embedding, "embedding")] if model.edge_features != "none" else []
     ends += [(block, "edges") for block in model.edge_blocks if block is not None]
     ends.append((model.blocks[0].qkv, "qkv"))
     forward = execution.dense.forward

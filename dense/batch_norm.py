@@ -94,6 +94,7 @@ def residual_batch_norm(
             "statistics": statistics,
             "running_mean": norm.running_mean,
             "running_variance": norm.running_var,
+            "num_batches": norm.num_batches_tracked,
             "semaphore": semaphores(1, residual.device),
         },
         kernel.scalars(num_rows=num_rows, momentum=norm.momentum),

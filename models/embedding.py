@@ -12,27 +12,30 @@ MAX_ONE_HOT = 1024  # largest total number of categorical values that is expande
 MAX_ONE_HOT_ELEMENTS = 2**28  # of such rows in training
 
 
-class FeatureColumns(nn.Module):
-    """Columns of features: [N, F] floats, or [N, C] int64 with the number of values of each.
+class FeatureEmbedding(nn.Module):
+    """[N, F] floats or [N, C] int64 -> [N, d]: a linear map, or the sum of one embedding per column."""
 
-    Attributes:
-        columns: F, or the number of values of all C columns.
-        cardinalities: number of values of each column; None for floats.
-        first: [C] int64, first value of each column among those of all; of categorical ones.
-    """
-
-    def __init__(self, in_features: int | Sequence[int]) -> None:
+    def __init__(self, in_features: int | Sequence[int], dim: int) -> None:
         super().__init__()
-        self.cardinalities = None if isinstance(in_features, int) else tuple(in_features)
-        self.columns = in_features if self.cardinalities is None else sum(in_features)
-        if self.cardinalities is not None:
+        if isinstance(in_features, int):
+            self.linear = nn.Linear(in_features, dim)
+        else:
+            # One table with the values of all columns: one kernel sums the rows of a node, in float32.
+            self.table = nn.EmbeddingBag(sum(in_features), dim, mode="sum")
             first = torch.tensor([0, *in_features[:-1]]).cumsum(0)
             self.register_buffer("first", first, persistent=False)
+        self.cardinalities = None if isinstance(in_features, int) else tuple(in_features)
 
-    def one_hot(self, features: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        """Categorical features as [N, width], width >= columns: a 1 for the value of each column."""
-        rows = torch.zeros((len(features), width), dtype=dtype, device=features.device)
-        return rows.scatter_(1, features + self.first, 1)
+    def forward(self, features: Tensor) -> Tensor:
+        """Float features may have further columns of zeros (`GraphInputs.aligned_features`)."""
+        if self.cardinalities is None:
+            padding = features.shape[1] - self.linear.in_features
+            weight = F.pad(self.linear.weight, (0, padding)) if padding else self.linear.weight
+            return F.linear(features, weight, self.linear.bias)
+        table = self.table.weight
+        if self.training and table.is_cuda and _fits_one_hot(len(table), len(features)):
+            return embed_one_hot(self, features)
+        return self.table(features + self.first)
 
     def check(self, features: Tensor, row: str = "node") -> None:
         """Raise a ValueError for features of the wrong shape or range; on a GPU a bad index is a device assertion.
@@ -41,7 +44,7 @@ class FeatureColumns(nn.Module):
             row: "node" or "edge", for the message.
         """
         if self.cardinalities is None:
-            check_float_features(features, self.columns, row)
+            check_float_features(features, self.linear.in_features, row)
             return
         if features.is_floating_point() or features.shape[1] != len(self.cardinalities):
             raise ValueError(
@@ -56,29 +59,6 @@ class FeatureColumns(nn.Module):
                     f"graph: feature column {column} of {row} {first} is {int(features[first, column])}; "
                     f"the model was built for 0 to {values - 1}"
                 )
-
-
-class FeatureEmbedding(FeatureColumns):
-    """[N, F] floats or [N, C] int64 -> [N, d]: a linear map, or the sum of one embedding per column."""
-
-    def __init__(self, in_features: int | Sequence[int], dim: int) -> None:
-        super().__init__(in_features)
-        if self.cardinalities is None:
-            self.linear = nn.Linear(self.columns, dim)
-        else:
-            # One table with the values of all columns: one kernel sums the rows of a node, in float32.
-            self.table = nn.EmbeddingBag(self.columns, dim, mode="sum")
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Float features may have further columns of zeros (`GraphInputs.aligned_features`)."""
-        if self.cardinalities is None:
-            padding = features.shape[1] - self.columns
-            weight = F.pad(self.linear.weight, (0, padding)) if padding else self.linear.weight
-            return F.linear(features, weight, self.linear.bias)
-        table = self.table.weight
-        if self.training and table.is_cuda and _fits_one_hot(len(table), len(features)):
-            return embed_one_hot(self, features)
-        return self.table(features + self.first)
 
 
 def check_float_features(features: Tensor, columns: int, row: str = "node") -> None:
@@ -104,15 +84,21 @@ def pack_embedding(embedding: FeatureEmbedding) -> Callable[[GraphInputs], Tenso
     if not _fits_one_hot(len(table)):
         return lambda inputs: embedding(inputs.features)
     weight = aligned_columns(table.T.clone())
-    return lambda inputs: F.linear(embedding.one_hot(inputs.features, weight.shape[1], weight.dtype), weight)
+    return lambda inputs: F.linear(one_hot_rows(embedding, inputs.features, weight), weight)
 
 
 def embed_one_hot(embedding: FeatureEmbedding, features: Tensor) -> Tensor:
     """Categorical features [N, C] -> [N, d] as the product of one-hot rows and the table, which is fast in both
     directions: the gradient of an EmbeddingBag sorts all values."""
     weight = aligned_columns(embedding.table.weight.T)
-    return F.linear(embedding.one_hot(features, weight.shape[1], weight.dtype), weight)
+    return F.linear(one_hot_rows(embedding, features, weight), weight)
 
 
 def _fits_one_hot(values: int, rows: int = 0) -> bool:
     return values <= MAX_ONE_HOT and values * rows <= MAX_ONE_HOT_ELEMENTS
+
+
+def one_hot_rows(embedding: FeatureEmbedding, features: Tensor, weight: Tensor) -> Tensor:
+    """[N, V] in the type of the weight [d, V], V >= the number of values: a 1 for the value of each column."""
+    rows = torch.zeros((len(features), weight.shape[1]), dtype=weight.dtype, device=weight.device)
+    return rows.scatter_(1, features + embedding.first, 1)

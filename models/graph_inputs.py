@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fused3s import AttentionPlan, BoundEdges
 from fused3s.backends import REGISTRY
-from fused3s.edge_data import MAX_FEATURES
 from fused3s.formats.csr import CSRPattern
 from fused3s.formats.edge_order import EdgeOrder
 from fused3s.score_term import whole_expression
@@ -52,12 +51,6 @@ class EdgeInputs:
         score = whole_expression(None, has_multiplier=False, has_bias=True, has_clamp=clamp is not None)
         numbers = () if clamp is None else (clamp,)
         return BoundEdges(self.order, edge_values=bias.unsqueeze(2), score=score, score_numbers=numbers)
-
-    def bind_features(self, features: Tensor) -> BoundEdges:
-        """Features [nnz, r], r <= MAX_FEATURES, as `bind_bias`; weights are still missing."""
-        columns = features.shape[1]
-        padded = F.pad(features, (0, MAX_FEATURES - columns))
-        return BoundEdges(self.order, padded_features=padded, num_features=columns)
 
 
 @dataclass(frozen=True)

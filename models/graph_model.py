@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from models.embedding import FeatureColumns, FeatureEmbedding
+from models.embedding import FeatureEmbedding
 from models.graph_inputs import (
     Attention,
     GraphInputs,
@@ -24,9 +24,8 @@ class GraphModel(nn.Module):
         task: "node" or "graph".
         pos_enc: number of Laplacian eigenvectors of the input.
         random_walk: steps of the random-walk encoding of the input.
-        edge_features: "none", "bias", "keys_values" or "stream".
-        embedding: of node features.
-        edge_embedding: of edge features, if the model reads them; their columns alone with "keys_values".
+        edge_features: "none", "bias" or "stream".
+        embedding, edge_embedding: embeddings of node features and, with edge features, of edge features.
     """
 
     task: str
@@ -34,7 +33,7 @@ class GraphModel(nn.Module):
     random_walk: int
     edge_features: str
     embedding: FeatureEmbedding
-    edge_embedding: FeatureColumns
+    edge_embedding: FeatureEmbedding
     blocks: nn.ModuleList
 
     @property

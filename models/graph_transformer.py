@@ -10,7 +10,7 @@ end-to-end section of the Fused3S paper runs it: 10 blocks, each with one attent
 Attention is a callable inside `inputs`, so weights and state dict do not depend on the backend. `models.fast` computes
 the same with fewer kernels.
 
-Edge features, edata["feat"], enter in one of three forms; the plan then needs edge_data=True:
+Edge features, edata["feat"], enter in one of two forms; the plan then needs edge_data=True:
 
 stream  As in section 2.3 of the paper: the edges have a stream of their own (`EdgeBlock`). The authors' code
         (graphdeeplearning/graphtransformer) also adds 1e-6 to the sum of the weights, which is at least exp(-5): a
@@ -18,14 +18,11 @@ stream  As in section 2.3 of the paper: the edges have a stream of their own (`E
         which nothing reads.
 bias    As in Graphormer (Ying et al. 2021): a learned number for each head and bond type (or a linear map of float
         features) is added to the score, the same in all blocks.
-keys_values  As in UniMP (Shi et al. 2021) and PyG's TransformerConv: each block adds linear maps of the features to key
-        and value of the edge. Bond types are one-hot columns; there are at most 16 columns.
 
 `forward` only queues work on the device, without host synchronisation or data-dependent shapes, so that a CUDA graph
 can capture it. Dropout is placed as in the authors' code; dropout of the features as in GCN and GAT.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +31,7 @@ from torch import Tensor, nn
 
 from fused3s import BoundEdges, Dropout, split_qkv
 from models.batch_norm import BatchNorm
-from models.embedding import FeatureColumns, FeatureEmbedding
+from models.embedding import FeatureEmbedding
 from models.graph_inputs import EdgeInputs, GraphInputs
 from models.graph_model import GraphModel
 from models.readout import Readout, mean_nodes
@@ -63,37 +60,24 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(
-        self,
-        h: Tensor,
-        e: Edges,
-        inputs: GraphInputs,
-        edge_block: "EdgeBlock | EdgeWeights | None",
-        dropout: dict[str, Any],
+        self, h: Tensor, e: Edges, inputs: GraphInputs, edge_block: "EdgeBlock | None", dropout: dict[str, Any]
     ) -> tuple[Tensor, Edges]:
         """Nodes h [N, d] -> [N, d], and e for the next block; other arguments as in `attend`."""
         attended, e = self.attend(self.qkv(h), e, inputs, edge_block, dropout)
         return mlp(self, attended, h, *norm_options(self, inputs)), e
 
     def attend(
-        self,
-        qkv: Tensor,
-        e: Edges,
-        inputs: GraphInputs,
-        edge_block: "EdgeBlock | EdgeWeights | None",
-        dropout: dict[str, Any],
+        self, qkv: Tensor, e: Edges, inputs: GraphInputs, edge_block: "EdgeBlock | None", dropout: dict[str, Any]
     ) -> tuple[Tensor, Edges]:
         """q, k and v of the nodes, [N, 3 d] -> output of attention [N, d], and e for the next block.
 
         Args:
-            e: the edge stream [nnz, d] with an `EdgeBlock`, features with `EdgeWeights`, else a bias of the scores, or
-                None.
+            e: the edge stream [nnz, d] with an `edge_block`; otherwise a bias of the scores, or None.
             dropout: arguments of the plan for dropout.
         """
         q, k, v = split_qkv(qkv, self.heads)  # views [N, H, d / H], no copies
         options = {"scale": self.scale, "out_dtype": v.dtype} | dropout
-        if isinstance(edge_block, EdgeWeights):
-            options["edges"] = edge_block(e)
-        elif edge_block is not None:
+        if edge_block is not None:
             scores, e = edge_block(q, k, e, inputs.edges)
             # Attention adds the scores to products of scale 0. V as Q and K needs no further gather.
             q, k = v, v
@@ -128,25 +112,6 @@ class EdgeBlock(nn.Module):
         """q, k [N, H, d / H] and edges e [nnz, d] -> scores [nnz, H], and e for the next block, None after the last."""
         w = (q * self.scale)[edges.target] * k[edges.source] * self.project(e).unflatten(1, (self.heads, -1))
         return w.sum(-1), None if self.last else mlp(self, w.flatten(1), e)
-
-
-class EdgeWeights(nn.Module):
-    """Linear maps of edge features to additions to keys and values.
-
-    Args:
-        columns: of the features.
-    """
-
-    def __init__(self, columns: int, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.key = nn.Linear(columns, dim, bias=False)
-        self.value = nn.Linear(columns, dim, bias=False)
-
-    def forward(self, features: BoundEdges) -> BoundEdges:
-        """The features with the weights, as the argument `edges` of the plan."""
-        key, value = (layer.weight.unflatten(0, (self.heads, -1)) for layer in (self.key, self.value))
-        return replace(features, key_weight=key, value_weight=value)
 
 
 def mlp(block: Block | EdgeBlock, attended: Tensor, h: Tensor, *row_weights: Tensor) -> Tensor:
@@ -197,15 +162,11 @@ class GraphTransformer(GraphModel):
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, heads, norm, dropout) for _ in range(blocks))
         self.readout = Readout(dim, settings.num_classes)
-        if settings.edge_features in ("bias", "stream"):
+        if settings.edge_features != "none":
             self.edge_embedding = FeatureEmbedding(
                 settings.edge_in_features, heads if settings.edge_features == "bias" else dim
             )
         self.edge_blocks: Any = [None] * blocks
-        if settings.edge_features == "keys_values":
-            self.edge_embedding = FeatureColumns(settings.edge_in_features)
-            columns = self.edge_embedding.columns
-            self.edge_blocks = nn.ModuleList(EdgeWeights(columns, dim, heads) for _ in range(blocks))
         if settings.edge_features == "stream":
             self.edge_blocks = nn.ModuleList(
                 EdgeBlock(dim, heads, norm, dropout, last=i == blocks - 1) for i in range(blocks)
@@ -249,13 +210,7 @@ class GraphTransformer(GraphModel):
         """`e` of the first block (see `Block.attend`)."""
         if inputs.edges is None:
             return None
-        features = inputs.edges.features
-        if self.edge_features == "keys_values":
-            columns = self.edge_embedding
-            return inputs.edges.bind_features(
-                features if columns.cardinalities is None else columns.one_hot(features, columns.columns, self.dtype)
-            )
-        e = self.edge_embedding(features)
+        e = self.edge_embedding(inputs.edges.features)
         return inputs.edges.bind_bias(e) if self.edge_features == "bias" else e
 
     def attention_dropouts(self) -> list[dict[str, Any]]:

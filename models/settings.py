@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fused3s.arguments import check_flag, check_integer, check_rate, check_word
-from fused3s.edge_data import MAX_FEATURES
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
-EdgeFeatures = Literal["none", "bias", "keys_values", "stream"]
+EdgeFeatures = Literal["none", "bias", "stream"]
 MOST_FEATURES = 10_000_000
 # Smallest and largest value. Larger ones are mistakes that would otherwise fail in an unnamed allocation.
 SIZES = {
@@ -37,7 +36,7 @@ class Settings:
         pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
         random_walk: steps of the random-walk encoding added to the input through a batch norm and a linear layer.
         virtual_node: whether each graph has a virtual node between the blocks (`models.virtual_node`).
-        edge_features: "none", or the form in which edata["feat"] enters, "bias", "keys_values" or "stream"
+        edge_features: "none", or the form in which edata["feat"] enters, "bias" or "stream"
             (see `models.graph_transformer`).
         edge_in_features: as `in_features`, for edges; only with edge features.
         dropout: rate on the embedding, on the output of attention and inside the FFN.
@@ -82,13 +81,6 @@ class Settings:
                     "columns of float features, or the number of values of each categorical column, are needed"
                 )
             _check_features("edge_in_features", self.edge_in_features)
-            given = self.edge_in_features
-            columns = given if isinstance(given, int) else sum(given)
-            if self.edge_features == "keys_values" and columns > MAX_FEATURES:
-                raise ValueError(
-                    f"edge_in_features: got {given} with edge_features = 'keys_values', {columns} columns; the kernels "
-                    f"take up to {MAX_FEATURES}: use 'bias' or 'stream'"
-                )
 
 
 def _check_features(name: str, features: object) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs import Config
+from configs import Config, TrainConfig
 from models import ConvNet, GraphTransformer
 from models.graph_inputs import Attention, GraphInputs, aligned_columns
 from models.graph_model import GraphModel
@@ -18,11 +18,15 @@ from parallel.part import Part
 
 def refuse_settings(config: Config) -> None:
     """Raise a ValueError that names the keys that a partitioned graph does not support."""
+    problems = []
     if config.attention.reorder != "none":
-        raise ValueError(
-            f"one graph on several ranks cannot run with attention.reorder = {config.attention.reorder!r}: a part has "
-            "the order of the partition; use none"
+        problems.append(
+            f"attention.reorder = {config.attention.reorder!r}: a part has the order of the partition; use none"
         )
+    if isinstance(config, TrainConfig) and config.training.sampler != "none":
+        problems.append(f"training.sampler = {config.training.sampler!r}: use none, or train on one process")
+    if problems:
+        raise ValueError("one graph on several ranks cannot run with " + "; ".join(problems))
 
 
 def runs_on_one_gpu(part: Part, group: Group, config: Config, dtype: torch.dtype, say: Callable[[str], None]) -> bool:

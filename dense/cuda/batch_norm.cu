@@ -24,6 +24,7 @@ struct StatisticsParams {
   float* statistics;         // [2][kColumns]  mean and variance
   float* running_mean;       // [kColumns]  read and written
   float* running_variance;   // [kColumns]  read and written
+  i64* num_batches;          // [1]  read and written
   int* semaphore;            // 0 before and after
   int num_rows;
   float momentum;
@@ -201,6 +202,7 @@ __global__ void __launch_bounds__(kThreads) batch_norm_statistics(const __grid_c
   });
   if (!arrive_is_last(p.semaphore)) return;
 
+  if (threadIdx.x == 0) ++*p.num_batches;
   const float num_real = p.row_weights ? rintf(1.0f / p.row_weights[0]) : p.num_rows;
   C::for_each_column([&](int column, bool writes) {
     const auto partial = [&](int n) { return p.partial + static_cast<i64>(n) * kPartial; };

@@ -49,7 +49,8 @@ BACKENDS = (
 )
 # Kernels that read and write tensors: which.
 UPDATED = {"add_features": ("output",), "add_features_float": ("output",), "relu_backward": ("grad",)}
-UPDATED |= {"combine_rows": ("output", "lse"), "batch_norm_statistics": ("running_mean", "running_variance")}
+UPDATED |= {"combine_rows": ("output", "lse")}
+UPDATED |= {"batch_norm_statistics": ("running_mean", "running_variance", "num_batches")}
 # Kernels that write the edges of a graph, where memory may be zeros behind them (`Fused3SData.new_of_edges`).
 UPDATED |= {"gradients_over_rows": ("edge_value_gradients", "score_weights", "value_weights")}
 UPDATED |= {"gradients_of_features": ("gradient",)}

@@ -55,7 +55,7 @@ def run(model, graph, backend="reference"):
     return model(model.prepare(graph, plan(graph, backend)))
 
 
-@pytest.mark.parametrize("form", ["bias", "keys_values", "stream"])
+@pytest.mark.parametrize("form", ["bias", "stream"])
 @pytest.mark.parametrize(
     ("backend", "heads", "dim", "norm"),
     [("reference", 1, 32, "layer"), ("csr_unfused", 4, 32, "batch"), ("dgl", 3, 15, "layer")],
@@ -64,7 +64,7 @@ def test_model_is_its_formula(make_molecule, make_edge_model, heads, dim, norm, 
     graph, model = make_molecule(), make_edge_model(form, heads=heads, dim=dim, norm=norm)
     by_hand = ByHand(model)
     torch.testing.assert_close(run(model, graph, backend), by_hand(graph), **TOLERANCE)
-    assert form != "stream" or by_hand.largest_score > 6  # the clamp counts
+    assert form == "bias" or by_hand.largest_score > 6  # the clamp counts
 
 
 @pytest.mark.parametrize("form", ["bias", "stream"])
@@ -114,15 +114,8 @@ def test_attention_must_keep_the_order_of_the_edges(make_molecule, make_edge_mod
             model.prepare(graph, attention)
 
 
-def test_float_features_of_keys_and_values(make_molecule, make_edge_model):
-    graph, model = make_molecule(bonds=None), make_edge_model("keys_values", edge_in_features=3)
-    torch.testing.assert_close(run(model, graph), ByHand(model)(graph), **TOLERANCE)
-    with pytest.raises(ValueError, match="'keys_values', 17 columns; the kernels take up to 16"):
-        make_edge_model("keys_values", edge_in_features=(9, 8))
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["bias", "keys_values", "stream"])
+@pytest.mark.parametrize("form", ["bias", "stream"])
 @pytest.mark.parametrize(("heads", "dim"), [(8, 80), (1, 128)])
 @torch.inference_mode()
 def test_gpu_float16_as_a_cuda_graph(make_molecule, make_model, form, heads, dim):

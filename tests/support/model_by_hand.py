@@ -38,12 +38,6 @@ class ByHand:
         tables = self.weights[f"{name}.table.weight"].split(getattr(self.model, name).cardinalities)
         return sum(table[features[:, c]] for c, table in enumerate(tables))
 
-    def columns(self, features):
-        if features.is_floating_point():
-            return features.double()
-        numbers = zip(features.T, self.model.edge_embedding.cardinalities, strict=True)
-        return torch.cat([torch.nn.functional.one_hot(column, values) for column, values in numbers], 1).double()
-
     def __call__(self, graph):
         model = self.model
         heads = model.blocks[0].heads
@@ -52,37 +46,26 @@ class ByHand:
         h = self.embed("embedding", graph.ndata["feat"])
         if model.random_walk:
             h = h + self.linear("walk_encoding", self.norm("walk_norm", graph.ndata["random_walk"].double()))
-        e = [0.0] * len(edges)
-        if model.edge_features == "keys_values":
-            columns = self.columns(graph.edata["feat"])
-        elif model.edge_features != "none":
-            e = self.embed("edge_embedding", graph.edata["feat"])
+        e = self.embed("edge_embedding", graph.edata["feat"]) if model.edge_features != "none" else [0.0] * len(edges)
         sizes = graph.batch_num_nodes().tolist()
         virtual = [torch.zeros(h.shape[1], dtype=torch.float64)] * len(sizes)
         for i in range(len(model.blocks)):
             q, k, v = (part.unflatten(1, (heads, -1)) for part in self.linear(f"blocks.{i}.qkv", h).chunk(3, dim=1))
             scale = 1 / math.sqrt(q.shape[2])
-            keys, values = ([part[s] for s in source] for part in (k, v))
-            if model.edge_features == "keys_values":
-                added = (self.linear(f"edge_blocks.{i}.{name}", columns) for name in ("key", "value"))
-                keys, values = (
-                    [one + other for one, other in zip(part, more.unflatten(1, (heads, -1)), strict=True)]
-                    for part, more in zip((keys, values), added, strict=True)
-                )
             if model.edge_features == "stream":
                 projected = self.linear(f"edge_blocks.{i}.project", e).unflatten(1, (heads, -1))
                 w = torch.stack([q[t] * k[s] * scale * projected[j] for j, (s, t) in edges])
                 self.largest_score = max(self.largest_score, float(w.sum(2).abs().max()))
                 score = w.sum(2).clamp(-5, 5)
             else:
-                score = torch.stack([(q[t] * keys[j]).sum(1) * scale + e[j] for j, (s, t) in edges])
+                score = torch.stack([(q[t] * k[s]).sum(1) * scale + e[j] for j, (s, t) in edges])
             attended = torch.zeros_like(v)
             for node in range(graph.num_nodes()):
                 mine = [j for j, t in enumerate(target) if t == node]
                 if mine:
                     weight = score[mine].exp()
                     weight = weight / (weight.sum(0) + self.shift)
-                    attended[node] = sum(weight[n, :, None] * values[j] for n, j in enumerate(mine))
+                    attended[node] = sum(weight[n, :, None] * v[source[j]] for n, j in enumerate(mine))
             if model.edge_features == "stream" and i < len(model.blocks) - 1:
                 e = self.rest(f"edge_blocks.{i}", w.flatten(1), e)
             h = self.rest(f"blocks.{i}", attended.flatten(1), h)
