@@ -105,7 +105,8 @@ def _captions(spec: Spec, place: str, over: Ratios) -> tuple[list[str], dict[str
 def _draw_bars(axes: Axes, spec: Spec, panel: Spec, rows: pd.DataFrame, found: Ratios, marks: Ratios) -> None:
     groups = pd.MultiIndex.from_product([spec["graphs"], spec["dims"]], names=GROUP)
     means = _mean_groups(found, marks) if panel.get("means") else {}
-    width, statuses = GROUP_WIDTH / len(found), rows.set_index([*GROUP, "series"])["status"]
+    width, measured = GROUP_WIDTH / len(found), {*rows["dataset"]}
+    statuses = rows.set_index([*GROUP, "series"])["status"]
     for nth, (series, ratios) in enumerate(found.items()):
         drawn, heights = ratios.reindex(groups), _heights(ratios, groups, means)
         places = np.arange(len(heights)) - GROUP_WIDTH / 2 + width * (nth + 0.5)
@@ -113,7 +114,9 @@ def _draw_bars(axes: Axes, spec: Spec, panel: Spec, rows: pd.DataFrame, found: R
         style = {"color": colour(series), "edgecolor": "white", "linewidth": 0.2, "label": spec["bars"][series]}
         axes.bar(places, heights, width, hatch=hatches, **style)
         for x, key, one in zip(places, groups, drawn.itertuples(), strict=False):
-            if np.isnan(one.ratio):
+            if key[0] not in measured:
+                write(axes, x, "not run" * (nth == len(found) // 2))
+            elif np.isnan(one.ratio):
                 status = statuses.get((*key, series), "" if rows["date"].any() else "oom")
                 words = "-" if status in ("ok", "unchecked") else MISSING.get(status, status)  # no other side
                 write(axes, x, words, color="#555555")
