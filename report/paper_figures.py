@@ -170,7 +170,8 @@ def sm_times(data: Data, spec: Spec) -> Figure | None:
     times = data.pick(spec["where"])
     if times.empty:
         return None
-    shares = data.pick(merged(spec["where"], {"metric": "sm_active_share"})).set_index(["dataset", "series"])["value"]
+    same = {"metric": "sm_active_share", "device": times["device"].iloc[0]}
+    shares = data.pick(merged(spec["where"], same)).set_index(["dataset", "series"])["value"]
     of_paper = data.pick(spec["marks"]).set_index(["dataset", "series"])["value"]
     datasets = [name for name in spec["graphs"] if name in {*times["dataset"]}]
     figure, grid = new_figure(MOST_WIDTH * 0.7, 0.6 + 1.7 * len(datasets), len(datasets), 2, sharey="row")
