@@ -43,13 +43,14 @@ PLAIN |= {"scores": "normal", "dtype": "float16", "out_dtype": "float32", "dim":
 
 
 def with_published(rows: pd.DataFrame) -> pd.DataFrame:
-    """`rows`, and those of this module. Codes that `rows` have of a device take the place of its recorded ones."""
+    """`rows`, and those of this module. A code that `rows` have of a device takes the place of its recorded times."""
     codes = rows[(rows["bench"] == "codes") & (rows["metric"] == "kernel_time")]
     codes = codes[codes["backend"].str.startswith(("published_", "turbo_gnn"))]
     names = codes["backend"].str.removeprefix("published_").replace("fused3s", "fused3s_paper")
     codes = codes.assign(backend=names, series=names, metric="time", l2=NONE, config="one head")
     recorded = published_rows()
-    replaced = (recorded["bench"] == "codes") & recorded["device"].isin(codes["device"])
+    same = ["bench", "device", "backend", "config"]
+    replaced = pd.MultiIndex.from_frame(recorded[same]).isin(pd.MultiIndex.from_frame(codes[same]))
     return pd.concat([rows, codes, recorded[~replaced]], ignore_index=True)
 
 
