@@ -102,7 +102,7 @@ def estimate(names: list[str], source: str | None) -> str:
     costs = pd.read_csv(ROOT / RECORDED / "datasets" / "costs.csv")
     peaks = costs.loc[costs["dataset"].isin(graphs), "peak_memory_mib"] / 1024
     host = max([0, *peaks, *(STEPS[name].get("host_gb", 0) for name in names)])
-    disk, free = max(STEPS[name]["gb"] for name in names), shutil.disk_usage(ROOT).free / 1e9
+    disk, free = max(STEPS[name].get("gb", 0) for name in names), shutil.disk_usage(ROOT).free / 1e9
     facts = {
         "downloads": ", ".join(to_fetch) or "nothing",
         "disk": f"up to {disk} GB for downloads; {free:.0f} GB are free",
