@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise, product
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -97,7 +98,7 @@ def estimate(names: list[str], source: str | None) -> str:
     for name in names:
         seconds, known = duration(name, gpu.name)
         total += seconds
-        lines.append(f"  {name:<22} {seconds / 60:>4.0f} min  {known}")
+        lines.append(f"  {name:<22} {ceil(seconds / 60):>4} min  {known}")
     graphs, to_fetch = set_names(names, source)
     costs = pd.read_csv(ROOT / RECORDED / "datasets" / "costs.csv")
     peaks = costs.loc[costs["dataset"].isin(graphs), "peak_memory_mib"] / 1024
@@ -106,9 +107,11 @@ def estimate(names: list[str], source: str | None) -> str:
     facts = {
         "downloads": ", ".join(to_fetch) or "nothing",
         "disk": f"up to {disk} GB for downloads; {free:.0f} GB are free",
-        "memory": f"{host:.1f} GB of the host; what does not fit the GPU's {gpu.total_memory / 1e9:.0f} GB is marked",
+        "memory": f"{host:.1f} GB of the host; " * (host > 0)
+        + f"what does not fit the GPU's {gpu.total_memory / 1e9:.0f} GB is marked",
     }
-    head = f"about {total // 3600:.0f} h {total % 3600 / 60:02.0f} min on {gpu.name}, downloads not counted"
+    minutes = ceil(total / 60)
+    head = f"about {minutes // 60} h {minutes % 60:02d} min on {gpu.name}, downloads not counted"
     return "\n".join([head, *lines, *(f"{name:<10} {text}" for name, text in facts.items())])
 
 
