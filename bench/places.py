@@ -1,11 +1,9 @@
-"""Files that a run writes: whether they can be written is found out before a long run, and each is written whole."""
+"""Files that a run writes: whether they can be written is found out before a long run."""
 
 import os
 import stat
 import tempfile
 from pathlib import Path
-
-from data.atomic import replacing
 
 
 class OutputPathError(ValueError):
@@ -44,21 +42,6 @@ def check_folder(option: str, folder: Path) -> None:
     except OSError as error:
         raise OutputPathError(
             f"{option} {folder}: cannot be written into ({error.strerror or error}); name another folder"
-        ) from error
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8; on any error what was there before stays.
-
-    Raises:
-        OutputPathError: it could not be written, for example because the disk is full.
-    """
-    try:
-        with replacing(path) as unfinished:
-            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise OutputPathError(
-            f"{path}: cannot be written ({error.strerror or error}); what was there before is unchanged"
         ) from error
 
 

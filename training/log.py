@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from data.atomic import replacing
 from training.errors import TrainingError
-from training.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class TrainingLog:
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomically(path, lambda unfinished: unfinished.write_text(text.getvalue(), encoding="utf-8"))
+        with replacing(path) as unfinished:
+            unfinished.write_text(text.getvalue(), encoding="utf-8")
         self._file = path.open("a", newline="", encoding="utf-8")
         self._rows = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._board = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)

@@ -1,12 +1,11 @@
-"""Outputs: what cannot be written is said before the work, and what is written is there whole or not at all."""
+"""Outputs: what cannot be written is said before the work."""
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from bench.places import OutputPathError, check_folder, check_place, write_whole
+from bench.places import OutputPathError, check_folder, check_place
 
 
 @pytest.fixture
@@ -47,21 +46,3 @@ def test_a_place_that_can_be_written_is_left_as_it_was(here, path):
     check_folder("--figures", Path(path).parent)
     assert sorted(here.rglob("*")) == before
     assert Path("file").read_text() == "old"
-
-
-def test_a_full_disk_leaves_the_old_file_and_names_it(here, monkeypatch):
-    whole = Path.write_bytes
-
-    def half(self: Path, content: bytes) -> int:
-        whole(self, content[: len(content) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", half)
-    for path, before in (("file", "old"), ("new", None)):
-        with pytest.raises(OutputPathError) as caught:
-            write_whole(Path(path), "new content")
-        assert str(caught.value) == (
-            f"{path}: cannot be written (No space left on device); what was there before is unchanged"
-        )
-        assert (Path(path).read_text() if Path(path).exists() else None) == before
-    assert not list(here.rglob(".writing-*"))

@@ -78,7 +78,7 @@ def test_report_files_and_rows(train, tmp_path):
     for seed in (3, 4):
         folder = tmp_path / "run" / f"seed_{seed}"
         assert {path.name for path in folder.iterdir()} == {
-            *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard")
+            *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard", ".lock")
         }
         assert len((folder / "metrics.csv").read_text().splitlines()) == 5
         about = json.loads((folder / "best.json").read_text())
