@@ -67,7 +67,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         holder = Path(lock.lock_file).read_text() or "another process"
         raise OSError(f"{folder}: {holder} writes there; wait for its end, or name another folder") from error
     with held:
-        for left in folder.glob(f"{UNFINISHED}*"):
+        for left in list(folder.rglob(f"{UNFINISHED}*")):
             shutil.rmtree(left, ignore_errors=True)
         yield
 

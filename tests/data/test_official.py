@@ -90,6 +90,7 @@ def test_questions(tmp_path, edges):
 
 def test_reddit(tmp_path, edges):
     """DGL publishes the graph with self loops, too, and renumbers its nodes by reverse Cuthill-McKee."""
+    import_dgl()  # without it, DGL cannot be imported beside a recent PyTorch
     from dgl.data import RedditDataset
 
     located = type("RedditDataset", (RedditDataset,), {"_load": lambda self: None})
@@ -345,6 +346,14 @@ def test_planetoid(tmp_path, real_graph_dir, write_planetoid, name):
     for part, mask in (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask")):
         assert loaded.splits[part].tolist() == other.ndata[mask].nonzero()[:, 0].tolist()
         assert torch.equal(loaded.node_data[mask], other.ndata[mask].bool())
+    file = tmp_path / "planetoid" / f"ind.{name}.tx"
+    whole = file.read_bytes()
+    features = pickle.loads(whole, encoding="latin1")
+    features.data[-1] = np.nan
+    file.write_bytes(pickle.dumps(features))
+    with pytest.raises(ValueError, match=rf"{name} \(.*: feat holds NaN, or .*finite ones are needed"):
+        data.load(name, root=tmp_path)
+    file.write_bytes(whole)
     file = tmp_path / "planetoid" / f"ind.{name}.graph"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"planetoid: the official files cannot be read .*move them away"):
