@@ -78,18 +78,18 @@ def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best, int, 
     """
     try:
         state = read_torch_file(path)
-        version, of = state["version"], state["run"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        version, of = int(state["version"]), dict(state["run"])
+        other = [key for key in {**run, **of} if run.get(key) != of.get(key)]
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise TrainingError(f"{path}: cannot be read as the state of a run ({error}); use another --output") from error
     if version != VERSION:
         raise TrainingError(f"{path}: of version {version}, and this is {VERSION}; use another --output")
-    other = [key for key in {**run, **of} if run.get(key) != of.get(key)]
     if other:
         changed = "; ".join(f"{key} was {of.get(key)!r} and is {run.get(key)!r}" for key in other)
         raise TrainingError(f"{path}: state of another run: {changed}. Use the same settings, or another --output")
     try:
         return _restore(state, step, run["training.epochs"])
-    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise TrainingError(f"{path}: damaged ({type(error).__name__}: {error}); use another --output") from error
 
 

@@ -176,10 +176,21 @@ def test_a_state_that_is_cut_or_of_another_form(nodes, make_config, trained, tmp
         Trainer(make_config(), nodes, tmp_path, seed=0, resume=True)
 
 
-def test_a_damaged_log(nodes, make_config, tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda log: b"epoch,lr\nthree,1\n",
+        lambda log: log.replace(b"True", b"\x80"),
+        lambda log: log.replace(b"True", b"Tr"),
+        lambda log: log.replace(b"\n1,", b"\n1,7,"),
+        lambda log: log + log.split(b"\n")[1] + b"\n",
+    ],
+)
+def test_a_damaged_log(nodes, make_config, tmp_path, change):
     config = make_config(training__epochs=4, training__checkpoint_seconds=0)
     next(Trainer(config, nodes, tmp_path, seed=0).run())
-    (tmp_path / "metrics.csv").write_bytes(b"epoch,lr\nthree,1\n")
+    log = tmp_path / "metrics.csv"
+    log.write_bytes(change(log.read_bytes()))
     with pytest.raises(TrainingError, match=r"metrics\.csv: damaged .*; move it away"):
         list(Trainer(config, nodes, tmp_path, seed=0, resume=True).run())
 
