@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if path.is_dir():
         raise OSError(f"{path}: is a folder, and is to be replaced by a file; move it away")
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder:
             unfinished = Path(folder, path.name)
@@ -34,6 +34,13 @@ def replacing(path: Path) -> Iterator[Path]:
                 _sync(each)
             os.replace(unfinished, path)
         _sync(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in the system's errors."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None:  # one with a sentence of its own
             raise
@@ -60,9 +67,10 @@ def only_writer(folder: Path) -> Iterator[None]:
         OSError: another process holds the folder, or nothing can be written there.
     """
     lock = FileLock(folder / ".lock", blocking=False, thread_local=False, on_acquired=_sign)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        held = lock.acquire()
+        with writing(Path(lock.lock_file)):
+            folder.mkdir(parents=True, exist_ok=True)
+            held = lock.acquire()
     except Timeout as error:
         holder = Path(lock.lock_file).read_text() or "another process"
         raise OSError(f"{folder}: {holder} writes there; wait for its end, or name another folder") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from data.atomic import replacing
+from data.atomic import replacing, writing
 from training.errors import TrainingError
 
 
@@ -45,7 +45,7 @@ class TrainingLog:
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # the package tensorboard
 
-        path = folder / LOG
+        self._path = path = folder / LOG
         rows = _rows(path, done) if done and path.is_file() else []
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -58,8 +58,9 @@ class TrainingLog:
         self._board = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
 
     def add(self, record: EpochRecord) -> None:
-        self._rows.writerow(asdict(record))
-        self._file.flush()
+        with writing(self._path):
+            self._rows.writerow(asdict(record))
+            self._file.flush()
         for name in SCALARS:
             self._board.add_scalar(name, getattr(record, name), record.epoch)
 
@@ -72,7 +73,8 @@ class TrainingLog:
         self._board.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with writing(self._path):
+            self._file.close()
         self._board.close()
 
 

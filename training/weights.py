@@ -156,7 +156,7 @@ def read_about(path: Path) -> TrainedWeights | None:
         if about.metric not in METRICS or not {*ARCHITECTURE} <= about.config["model"].keys():
             raise ValueError(f"metric {about.metric}, model {about.config['model']}")
         return about
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: its record of the training run is of another version ({error})") from error
 
 

@@ -12,7 +12,7 @@ from models import CheckpointError
 from models.checkpoint import safetensors_bytes
 from training import load_weights
 from training.setup import build_model
-from training.weights import find_weights
+from training.weights import find_weights, read_about
 
 
 @pytest.fixture
@@ -72,7 +72,8 @@ def test_damaged_and_foreign_files(nodes, make_config, best, tmp_path):
         flipped = content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
         (tmp_path / "flipped.safetensors").write_bytes(flipped)
         problem(tmp_path / "flipped.safetensors")
-    for record in ('{"data": "tiny"}', "[]", '{"config": 5}', "[" * 5000):
+    older = json.dumps(dataclasses.asdict(read_about(best)) | {"config": {"model": []}})
+    for record in ('{"data": "tiny"}', "[]", '{"config": 5}', older, "[" * 5000):
         (tmp_path / "new.safetensors").write_bytes(safetensors_bytes({"weight": torch.zeros(2)}, {"about": record}))
         assert "new.safetensors: its record of the training run" in problem(tmp_path / "new.safetensors")
 
