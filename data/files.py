@@ -47,7 +47,8 @@ GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_f
 COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "graph_label", *SPLIT)
 MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
 # Errors of NumPy, SciPy, pandas and the archives for damaged content.
-DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, zipfile.BadZipFile, zlib.error)
+DAMAGED = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
+DAMAGED += (NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -101,6 +102,8 @@ def read_pairs(path: Path) -> np.ndarray:
 def _reading(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(path)
+    except MemoryError as error:
+        raise MemoryError(f"{path}: {error}") from error
     except DAMAGED as error:
         raise ValueError(f"{path}: cannot be read ({error}); correct it, or fetch or write it again") from error
 
@@ -110,8 +113,8 @@ def _read_columns(path: Path) -> np.ndarray:
 
     options = {"sep": r"\s+", "comment": "#", "header": None}
     if path.name.lower().endswith(".csv"):
-        first = pd.read_csv(path, header=None, nrows=1, encoding="utf-8-sig")
-        is_header = pd.to_numeric(first.iloc[0, :2], errors="coerce").isna().all()
+        first = pd.read_csv(path, header=None, nrows=1, encoding="utf-8-sig", usecols=[0, 1])
+        is_header = pd.to_numeric(first.iloc[0], errors="coerce").isna().all()
         options = {"sep": ",", "header": 0 if is_header else None}
     options |= {"usecols": [0, 1], "engine": "c"}
     try:
@@ -260,10 +263,7 @@ def _collection(path: Path, names: set[str], selection: Selection, mapped: Path 
     if "feat" in names:
         feat = as_features(path, "feat", _arrays(path, ("feat",))["feat"], int(sizes.sum()))[rows_of(picked, sizes)]
     pairs = np.stack([ends["u"], ends["v"]], 1)[rows_of(picked, edge_counts)]
-    try:
-        return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, origin, **about)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, origin, **about)
 
 
 def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarray, Target]:

@@ -94,7 +94,7 @@ def mapped_csr(
         if feat.dtype != np.float32 or feat.shape != (sizes.sum(), npz_header(path, "feat")[0][1]):
             raise ValueError(f"features of shape {feat.shape}, type {feat.dtype}")
         kept = {"sha256": found["sha256"], "removed": int(found["removed"]), "ndata": {"feat": feat}}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, EOFError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{target}: damaged ({error}); remove this folder, and it is made again") from error
     return CsrGraph(indptr, col, origin=origin, graph_sizes=sizes, **kept, **about)
 
@@ -102,9 +102,11 @@ def mapped_csr(
 def _convert(path: Path, sizes: np.ndarray, edge_counts: np.ndarray, ids: type, folder: Path) -> None:
     u, v, source = (map_npz_array(path, name, folder) for name in ("u", "v", "feat"))
     first_node, first_edge = (np.append(0, np.cumsum(counts)) for counts in (sizes, edge_counts))
-    if u.shape != v.shape or u.ndim != 1 or source.ndim != 2 or u.size < first_edge[-1] or len(source) < first_node[-1]:
+    are_ids = u.dtype.kind in "iu" and v.dtype.kind in "iu" and u.shape == v.shape and u.ndim == 1
+    if not are_ids or source.ndim != 2 or u.size < first_edge[-1] or len(source) < first_node[-1]:
+        found = ", ".join(f"{name} {one.dtype} {one.shape}" for name, one in (("u", u), ("v", v), ("feat", source)))
         raise ValueError(
-            f"{path}: node_counts and edge_counts do not fit u {u.shape}, v {v.shape}, feat {source.shape}"
+            f"{path}: node_counts and edge_counts do not fit {found}; integers [E] and feat [N, F] are needed"
         )
     indptr = new_array(folder / "indptr.npy", ids, (int(first_node[-1]) + 1,))
     unpacked = [folder / f"{name}.npy" for name in ("u", "v", "feat")]

@@ -125,7 +125,8 @@ def test_the_files_are_made_once_and_again_if_the_archive_changes(load, little_m
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"), [("u", 60000, r"edge \[60000, \d+\] in a graph"), ("feat", np.nan, "feat holds NaN")]
+    ("name", "value", "message"),
+    [("u", 60000, r"mine\.npz: edge \[60000, \d+\] in a graph"), ("feat", np.nan, "feat holds NaN")],
 )
 def test_a_wrong_archive_leaves_nothing(load, little_memory, tmp_path, name, value, message):
     arrays = random_collection()
