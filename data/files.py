@@ -185,6 +185,8 @@ def _names(path: Path) -> list[str]:
     with np.load(path, allow_pickle=False) as archive:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("not an .npz archive")
+        if len({*archive.files}) < len(archive.files):
+            raise ValueError(f"an array is there twice: {', '.join(archive.files)}")
         return archive.files
 
 
@@ -193,6 +195,7 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
 
     def read(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as archive:
+            require_memory(str(path), sum(archive.zip.getinfo(f"{name}.npy").file_size for name in names))
             return {name: archive[name] for name in names}
 
     arrays = dict(_reading(path, read))
