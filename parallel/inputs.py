@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs import Config
+from configs import Config, TrainConfig
 from models import ConvNet, GraphTransformer
 from models.graph_inputs import Attention, GraphInputs, aligned_columns
 from models.graph_model import GraphModel
@@ -22,6 +22,8 @@ def refuse_settings(config: Config) -> None:
         )
     if config.runtime.cuda_graph is True:
         problems.append("runtime.cuda_graph = True: a pass exchanges rows between the ranks; use auto or false")
+    if isinstance(config, TrainConfig) and config.training.sampler != "none":
+        problems.append(f"training.sampler = {config.training.sampler!r}: use none, or train on one process")
     if problems:
         raise ValueError("one graph on several ranks cannot run with " + "; ".join(problems))
 

@@ -17,7 +17,7 @@ from training.errors import TrainingError
 from training.metrics import is_better
 from training.step import Step
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass
@@ -57,6 +57,7 @@ def save_state(path: Path, step: Step, best: Best, epoch: int, finished: bool, r
         "epoch": epoch,
         "finished": finished,
         "model": step.model.state_dict(),
+        "average": step.averages.model.state_dict() if step.averages else None,
         "dropout_seeds": getattr(step.model, "dropout_seeds", None),
         "optimiser": step.optimiser.state_dict(),
         "scaler": step.scaler.state_dict(),
@@ -101,6 +102,8 @@ def _restore(state: dict[str, Any], step: Step, epochs: int) -> tuple[Best, int,
     best.weights = {name: tensor.to(step.device) for name, tensor in best.weights.items()}
     step.model.load_state_dict(best.weights)  # an error, if they are of another model
     step.model.load_state_dict(state["model"])
+    if step.averages:
+        step.averages.model.load_state_dict(state["average"])
     if state["dropout_seeds"] is not None:
         step.model.dropout_seeds.copy_(state["dropout_seeds"])
     rates = [group["lr"] for group in step.optimiser.param_groups]

@@ -28,13 +28,14 @@ from training.metrics import score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.padded_batches import Room, padding_refused
 from training.precision import WorkingCopy
-from training.setup import build_model, plan_for_training, resolve_precision, room_for_training
+from training.samples import CapturedSamples, SampledNodesTask
+from training.setup import build_model, make_task, plan_for_training, resolve_precision, room_for_training
 from training.step import CapturedStep, Step
-from training.tasks import Task, make_task
+from training.tasks import Task
 from training.weights import TrainedWeights, save_weights
 
 LAST, BEST = "last.pt", "best.safetensors"
-Runner = Step | CapturedStep | CapturedGraphs
+Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Trainer:
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
         self.device = device or resolve_device(config.runtime.device)
         self.precision = resolve_precision(config.training.precision, self.device)
-        model = build_model(config, loaded.meta, seed).to(self.device)
+        model = build_model(config, loaded.meta, seed, pyg=config.attention.backend == "pyg").to(self.device)
         self.backend = ""
         working = WorkingCopy(model, self.precision)
         self.task = self._make_task(loaded, working.model)
@@ -115,7 +116,8 @@ class Trainer:
         self.dense = training_path(working.model, config.runtime.dense)
         forward = training_forward(working.model, self.dense, dynamic=self.task.static is None)
         loss = loss_for(self.task.metric, config.training.loss)
-        self.step = self._make_step(model, working, forward, optimiser, config.training.clip_norm, loss)
+        options = config.training.clip_norm, loss, config.training.ema
+        self.step = self._make_step(model, working, forward, optimiser, *options)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False
@@ -178,7 +180,7 @@ class Trainer:
             record = self._epoch(self.done + 1)
             self.done += 1
             if record.is_best:
-                self.best = Best.of(self.step.model, record.epoch, record.valid_metric, record.valid_loss)
+                self.best = Best.of(self.step.evaluated, record.epoch, record.valid_metric, record.valid_loss)
             self.finished = self._is_over()
             if log:
                 log.add(record)
@@ -258,7 +260,7 @@ class Trainer:
         save_weights(self.weights_path, targets.folded(weights) if targets else weights, about)
 
     def _finish(self, seconds: tuple[float, ...]) -> TrainResult:
-        self.step.model.load_state_dict(self.best.weights)
+        self.step.evaluated.load_state_dict(self.best.weights)
         test = self._score(*self.task.predict(self.runner.evaluate, "test"))
         if self.writes:
             self._export(test)
@@ -269,7 +271,7 @@ class Trainer:
         return losses
 
     def _make_task(self, loaded: LoadedGraph, model: GraphModel) -> Task:
-        return make_task(loaded, model, self._plan, self.config.data.batch_size)
+        return make_task(loaded, model, self._plan, self.config)
 
     def _make_step(self, *arguments: Any) -> Step:
         return Step(*arguments)
@@ -291,7 +293,8 @@ class Trainer:
             try:
                 if self.task.static is not None:
                     return CapturedStep(self.step, self.task.static), chosen
-                runner = CapturedGraphs(self.step, self.task, self._room)
+                capture = CapturedSamples if isinstance(self.task, SampledNodesTask) else CapturedGraphs
+                runner = capture(self.step, self.task, self._room)
                 size = f"{runner.size.rows:,} nodes and {runner.size.edges:,} edges"
                 return runner, f"{chosen}; batches are padded to {size}, and larger ones run eagerly"
             except CaptureError as error:

@@ -128,6 +128,7 @@ def test_only_rank_0_writes_and_any_rank_stops_all(pool, node_file, tmp_path):
         ("node", {"model__norm": "batch"}, "model.norm = 'batch'"),
         ("graph", {"model__norm": "batch"}, "model.norm = 'batch' on several ranks"),
         ("node", {"model__pos_enc": 2}, "model.pos_enc = 2"),
+        ("node", {"training__sampler": "neighbor"}, "training.sampler = 'neighbor'"),
         ("node", {"attention__reorder": "communities"}, "attention.reorder = 'communities'"),
         ("node", {"runtime__partition": "heads", "model__heads": 2}, "got 'heads' with 2 heads on 3 ranks"),
     ],
