@@ -31,7 +31,8 @@ def replacing(path: Path) -> Iterator[Path]:
             unfinished = Path(folder, path.name)
             yield unfinished
             for each in (unfinished, *unfinished.rglob("*")):  # the name must never lead to missing content
-                _sync(each)
+                if not each.is_symlink():
+                    _sync(each)
             os.replace(unfinished, path)
         _sync(path.parent)
 
@@ -44,7 +45,9 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # one with a sentence of its own
             raise
-        raise OSError(f"{path}: cannot be written ({error.strerror}); what was there before is unchanged") from error
+        is_other = error.filename and not str(error.filename).startswith(str(path.parent))
+        reason = error if is_other else error.strerror
+        raise OSError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 
 
 @contextmanager
