@@ -171,7 +171,7 @@ def finished(rows: Iterable[Row], statuses: Collection[Status]) -> dict[tuple, R
 
 
 def check_results_file(path: Path) -> None:
-    """Raise a ResultsFileError, or an OutputPathError, if `append_rows` would refuse `path`. Call it before a long
+    """Raise a ResultsFileError, or a ValueError, if `append_rows` would refuse `path`. Call it before a long
     run."""
     if path.name == RUNS:
         raise ResultsFileError(f"{path}: is the list of the runs; name another file")

@@ -23,9 +23,9 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file could not be written, for example on a full disk; what was there before is unchanged.
     """
-    if path.is_dir():
-        raise OSError(f"{path}: is a folder, and is to be replaced by a file; move it away")
     with writing(path):
+        if path.is_dir():
+            raise OSError(f"{path}: is a folder, and is to be replaced by a file; move it away")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder:
             unfinished = Path(folder, path.name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.places import OutputPathError, check_folder, check_place
+from bench.places import check_folder, check_place
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def here(tmp_path, monkeypatch) -> Path:
     ("path", "reason"),
     [
         ("folder", "is a folder; a file is needed"),
-        ("pipe", "is no regular file"),  # opening it would wait for ever
-        ("/dev/null", "is a device"),  # would be replaced by a file
+        ("pipe", "a device or a pipe"),  # opening it would wait for ever
+        ("/dev/null", "a device or a pipe"),  # would be replaced by a file
         ("file/x.csv", "file is a file, not a folder"),
         ("/proc/x.csv", "cannot be written"),
         ("x" * 300 + ".csv", "File name too long"),
@@ -32,10 +32,8 @@ def here(tmp_path, monkeypatch) -> Path:
 )
 def test_a_place_that_cannot_be_written_is_named_with_its_option(here, path, reason):
     before = sorted(os.listdir())
-    with pytest.raises(OutputPathError) as caught:
+    with pytest.raises(ValueError, match=f"^--output {path}: .*{reason}"):
         check_place("--output", Path(path))
-    assert str(caught.value).startswith(f"--output {path}: ")
-    assert reason in str(caught.value)
     assert sorted(os.listdir()) == before
 
 
