@@ -97,11 +97,14 @@ def _attention_layer() -> torch.nn.Module:
             if edges.value_weight is not None:
                 value_j = value_j + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
             score = edge_products(query_i, key_j, edges) * scale
-            score = transform_scores(score, edges, lambda x: x[index], lambda x: x[edge_index_j])
-            # PyG's softmax and its gradient make NaN of a row with only -inf.
-            hidden = score == -torch.inf
-            score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
-            weight = softmax(score, index, ptr, size_i).masked_fill(hidden, 0.0)
+            if edges.score is None:
+                weight = softmax(score, index, ptr, size_i)
+            else:
+                score = transform_scores(score, edges, lambda x: x[index], lambda x: x[edge_index_j])
+                # PyG's softmax and its gradient make NaN of a row with only -inf.
+                hidden = score == -torch.inf
+                score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
+                weight = softmax(score, index, ptr, size_i).masked_fill(hidden, 0.0)
             if edges.dropout is not None:
                 weight = torch.nn.functional.dropout(weight, edges.dropout.rate)
             return value_j * weight[..., None]

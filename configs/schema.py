@@ -327,6 +327,8 @@ class TrainConfig(Config):
             f"data.split = {graphs.split!r}: training takes all splits; use null": graphs.split is not None,
         }
         if self.training.sampler == "neighbor":
+            collection = not graphs.reads_file and data.info(graphs.name).num_graphs is not None
+            wrong[f"training.sampler = 'neighbor' and data.name = {graphs.name!r}: a collection; use none"] = collection
             for key in ("pos_enc", "random_walk", "virtual_node", "edge_features"):
                 default, sampler = type(model).model_fields[key].default, "training.sampler = 'neighbor'"
                 problem = f"model.{key} = {getattr(model, key)!r} and {sampler}: samples have none; use {default!r}"

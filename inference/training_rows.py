@@ -18,7 +18,8 @@ CURVE_POINTS = 40
 
 
 def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[Row]:
-    """The metric of a finished run on the validation and the test split, and the time of an epoch's steps.
+    """The metric of a finished run on the validation and the test split, the time of an epoch's steps, and that of the
+    whole training.
 
     Args:
         also: further columns.
@@ -33,6 +34,7 @@ def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[
         f"valid_{result.metric}": (trainer.unit or "1", [result.valid]),
         f"test_{result.metric}": (trainer.unit or "1", [result.test]),
         "epoch_time": ("ms", [1e3 * seconds for seconds in result.seconds]),
+        "training_time": ("s", [] if result.total_seconds is None else [result.total_seconds]),
     }
     return [
         Row(**shared | also, metric=metric, unit=unit, **Spread.of(values).columns())

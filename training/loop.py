@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class TrainResult:
         metric: name of the metric.
         valid, test: metric on these splits with the kept weights; of regression in the unit of the targets.
         seconds: time of the training steps in seconds, per epoch of this process.
+        total_seconds: time of all epochs and the test, with validation and files; None for a resumed run.
     """
 
     epochs: int
@@ -56,6 +57,7 @@ class TrainResult:
     valid: float
     test: float
     seconds: tuple[float, ...]
+    total_seconds: float | None = field(compare=False)
 
 
 class Trainer:
@@ -151,14 +153,14 @@ class Trainer:
             TrainingError: the loss is NaN or infinite, or another process has trained in the folder.
             OSError: another process trains there, or a file cannot be written.
         """
-        seconds = []
+        start, seconds = time.perf_counter(), []
         with ExitStack() as opened:
             log = self._open_log(opened) if self.writes else None
             for record in self._epochs(log):
                 seconds.append(record.seconds)
                 yield record
             if self.finished:
-                self.result = self._finish(tuple(seconds))
+                self.result = self._finish(tuple(seconds), start)
                 if log:
                     log.add_test(self.result.test, self.result.best_epoch)
 
@@ -259,12 +261,13 @@ class Trainer:
         targets, weights = self.task.targets, self.best.weights
         save_weights(self.weights_path, targets.folded(weights) if targets else weights, about)
 
-    def _finish(self, seconds: tuple[float, ...]) -> TrainResult:
+    def _finish(self, seconds: tuple[float, ...], start: float) -> TrainResult:
         self.step.evaluated.load_state_dict(self.best.weights)
         test = self._score(*self.task.predict(self.runner.evaluate, "test"))
         if self.writes:
             self._export(test)
-        return TrainResult(self.done, self.best.epoch, self.task.metric, self.best.metric, test, seconds)
+        total = time.perf_counter() - start if len(seconds) == self.done else None
+        return TrainResult(self.done, self.best.epoch, self.task.metric, self.best.metric, test, seconds, total)
 
     def _total(self, losses: Tensor) -> Tensor:
         """The sum of the losses of an epoch's steps, over all processes."""

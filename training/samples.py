@@ -54,8 +54,8 @@ class SampledNodesTask(NodesTask):
         """Functions that draw the samples of an epoch, in any order or at once."""
         nodes = np.random.default_rng(seed).permutation(self.train)
         for first in range(0, len(nodes), self.batch_size):
-            batch, rng = nodes[first : first + self.batch_size], np.random.default_rng([*seed, first])
-            yield partial(self.sampler.sample, batch, rng)
+            rng = np.random.default_rng([*seed, 1 + first])  # NumPy takes [*seed, 0] for `seed`
+            yield partial(self.sampler.sample, nodes[first : first + self.batch_size], rng)
 
     def likely_size(self) -> BatchSize:
         """Room for nearly all samples."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fused3s import capture_step
-from fused3s.runtime.cuda_graph import CapturedGraph, capture
+from fused3s.runtime.cuda_graph import CapturedGraph
 from models import GraphModel
 from models.fast import Forward
 from training.averages import Averages
@@ -86,7 +86,7 @@ class Step:
         return self.averages.model if self.averages else self.model
 
     def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
-        """A CUDA graph of this step; weights, their average and the optimiser are restored afterwards.
+        """A CUDA graph of a step or an evaluation; weights, their average and the optimiser are restored afterwards.
 
         Raises:
             CaptureError: a backend or layer waits for the GPU.
@@ -104,7 +104,7 @@ class CapturedStep:
     def __init__(self, step: Step, batch: Batch) -> None:
         self.batch = batch
         self.train: CapturedGraph = step.captured(lambda: step(batch))
-        self.evaluation: CapturedGraph = capture(lambda: step.evaluate(batch), step.device)
+        self.evaluation: CapturedGraph = step.captured(lambda: step.evaluate(batch))
 
     def __call__(self, batch: Batch) -> Tensor:
         self._check(batch)

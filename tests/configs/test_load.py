@@ -127,6 +127,7 @@ def test_values_that_exclude_each_other_are_both_named(write, overrides, both):
         ("data.order=random", "data.order = 'random': training shuffles"),
         ("data.batches=all", "data.batch_size = 'auto': training needs a number"),
         ("training.sampler=neighbor model.random_walk=3", "model.random_walk = 3 and training.sampler = 'neighbor'"),
+        ("training.sampler=neighbor", "training.sampler = 'neighbor' and data.name = 'zinc': a collection"),
         ("training.fan_out=[5]", "training.fan_out = [5] and training.sampler = 'none': use neighbor"),
     ],
 )

@@ -92,11 +92,11 @@ def test_report_files_and_rows(train, tmp_path, monkeypatch):
         assert (about["seed"], about["metric"], about["data"]) == (seed, "accuracy", "mine")
         tests.append(about["test"])
     rows = read_rows(tmp_path / "r.csv")
-    rows, points = rows[:6], rows[6:]
+    rows, points = rows[:8], rows[8:]
     assert [(row.bench, row.variant, row.metric) for row in rows] == [
         ("train", f"seed {seed}", metric)
         for seed in (3, 4)
-        for metric in ("valid_accuracy", "test_accuracy", "epoch_time")
+        for metric in ("valid_accuracy", "test_accuracy", "epoch_time", "training_time")
     ]
     assert [row.value for row in rows if row.metric == "test_accuracy"] == tests
     means = [(first + second) / 2 for first, second in zip(*curves, strict=True)]

@@ -99,7 +99,7 @@ def test_a_captured_run_is_the_eager_run(replaced, make_config, trained, tmp_pat
         labels[1] = -1
         graphs = replaced(graphs, labels=labels, metric="accuracy")
     ema = 0.8 if labelled == "graphs" else 0.0
-    config = make_config(data__batch_size=4, training__epochs=4, training__ema=ema)
+    config = make_config(data__batch_size=4, training__epochs=2, training__ema=ema)
     eager, expected = trained(config, graphs, tmp_path / "eager")
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, graphs, tmp_path / "captured")
@@ -122,7 +122,7 @@ def test_a_captured_run_on_samples_is_the_eager_run(nodes, make_config, trained,
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, nodes, tmp_path / "captured")
     assert captured.captured
-    assert 0 < captured.runner.num_eager < 6
+    assert 0 < captured.runner.num_eager < 12  # steps
     for record, other in zip(records, expected, strict=True):
         assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
     assert captured.result.test == pytest.approx(eager.result.test)

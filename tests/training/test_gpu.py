@@ -111,6 +111,18 @@ def test_captured_batches_of_nodes_and_targets_train_as_the_reference_on_the_cpu
         assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
 
 
+@pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"])
+def test_pygs_layers_train_in_a_cuda_graph_as_the_reference_on_the_cpu(
+    nodes, gpu_config, make_config, trained, tmp_path, kind
+):
+    options = {"model__dim": 64, "model__heads": 4, "model__kind": kind, "training__precision": "float32"}
+    pyg = options | {"attention__backend": "pyg", "runtime__cuda_graph": True, "runtime__dense": "plain"}
+    _, records = trained(gpu_config(**pyg, training__epochs=3), nodes, tmp_path / "pyg")
+    _, expected = trained(make_config(**options), nodes, tmp_path / "exact")
+    for record, other in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
+
+
 def test_each_replay_drops_other_weights(nodes, gpu_config, trained, tmp_path):
     config = gpu_config(model__attention_dropout=0.5, training__lr=1e-30, runtime__cuda_graph=True)
     _, records = trained(config, nodes, tmp_path)

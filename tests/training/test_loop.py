@@ -127,6 +127,8 @@ def test_a_resumed_run_has_the_same_bits(request, make_config, trained, tmp_path
     assert dataclasses.replace(rest.result, seconds=()) == dataclasses.replace(whole.result, seconds=())
     again, records = trained(config, loaded, tmp_path / "parts", resume=True)  # nothing is left to do
     assert (records, again.result) == ([], dataclasses.replace(rest.result, seconds=()))
+    assert sum(whole.result.seconds) < whole.result.total_seconds
+    assert rest.result.total_seconds is again.result.total_seconds is None
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_before(nodes, make_config, tmp_path):
