@@ -3,10 +3,11 @@
 import multiprocessing
 import os
 import resource
+import signal
 
 import pytest
 
-from data.atomic import only_writer, replacing
+from data.atomic import made_once, only_writer, replacing
 
 
 @pytest.fixture
@@ -38,6 +39,23 @@ def test_a_link_is_replaced_and_a_folder_is_not(tmp_path):
     assert ((tmp_path / "victim").read_text(), (tmp_path / "link").read_text()) == ("old", "new")
     with pytest.raises(OSError, match="is a folder, and is to be replaced by a file"), replacing(tmp_path):
         pytest.fail("the work begins")
+
+
+def make_and_die(path):
+    with made_once(path) as unfinished:
+        unfinished.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    path = tmp_path / ("a" * 240)
+    maker = multiprocessing.Process(target=make_and_die, args=(path,))
+    maker.start()
+    maker.join()
+    assert len([*tmp_path.glob(".writing-*/a*")]) == 1
+    with made_once(path) as unfinished:
+        unfinished.write_text("whole")
+    assert [one.read_text() for one in tmp_path.iterdir() if one.suffix != ".lock"] == ["whole"]
 
 
 def hold(folder, held):
