@@ -106,13 +106,8 @@ def _check(sizes: np.ndarray, numbers: np.ndarray, positions: np.ndarray, values
     atoms = int(sizes.sum())
     if shapes != [(len(values),), (atoms,), (atoms, 3), (len(values),)] or len(values) < sum(PARTS.values()):
         raise ValueError(f"sizes, numbers, positions and values have the shapes {shapes}; {atoms} atoms are counted")
-    finite = np.isfinite(positions).all() and np.isfinite(values).all()
-    if (
-        not finite
-        or sizes.dtype.kind not in "iu"
-        or sizes.min() < 1
-        or not np.isin(numbers, [*ELEMENTS.values()]).all()
-    ):
+    known = sizes.dtype.kind in "iu" and sizes.min() > 0 and np.isin(numbers, [*ELEMENTS.values()]).all()
+    if not (known and np.isfinite(positions).all() and np.isfinite(values).all()):
         raise ValueError("a position or value is not finite, a molecule has no atom, or an element is not known")
 
 
