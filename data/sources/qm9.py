@@ -101,14 +101,14 @@ class Qm9(OfficialSource):
 
 
 def _check(sizes: np.ndarray, numbers: np.ndarray, positions: np.ndarray, values: np.ndarray) -> None:
-    """Raise a ValueError if arrays do not fit together, or hold what no molecule has."""
+    """Raise a ValueError if arrays do not fit together, or hold what no molecule has. A missing value is NaN."""
     shapes = [array.shape for array in (sizes, numbers, positions, values)]
     atoms = int(sizes.sum())
     if shapes != [(len(values),), (atoms,), (atoms, 3), (len(values),)] or len(values) < sum(PARTS.values()):
         raise ValueError(f"sizes, numbers, positions and values have the shapes {shapes}; {atoms} atoms are counted")
     known = sizes.dtype.kind in "iu" and sizes.min() > 0 and np.isin(numbers, [*ELEMENTS.values()]).all()
-    if not (known and np.isfinite(positions).all() and np.isfinite(values).all()):
-        raise ValueError("a position or value is not finite, a molecule has no atom, or an element is not known")
+    if not (known and np.isfinite(positions).all()):
+        raise ValueError("a position is not finite, a molecule has no atom, or an element is not known")
 
 
 def split_of(count: int) -> dict[str, np.ndarray]:
