@@ -105,7 +105,9 @@ def _reading(path: Path, read: Callable[[Path], Any]) -> Any:
     except MemoryError as error:
         raise MemoryError(f"{path}: {error}") from error
     except DAMAGED as error:
-        raise ValueError(f"{path}: cannot be read ({error}); correct it, or fetch or write it again") from error
+        raise ValueError(
+            f"{path}: cannot be read ({str(error)[:500]}); correct it, or fetch or write it again"
+        ) from error
 
 
 def _read_columns(path: Path) -> np.ndarray:

@@ -190,6 +190,7 @@ BAD = {
     "mtx dense": (text("a.mtx", "%%MatrixMarket matrix array real general\n1 1\n1.0\n"), "a dense array"),
     "words": (text("a.txt", "# c\n0 1\nzero one\n"), "cannot be read .*zero"),
     "id beyond int64": (text("a.txt", "0 1\n99999999999999999999 2\n"), "cannot be read"),
+    "a long word": (text("a.csv", "x" * 10**6 + ",1\n0,1\n"), "cannot be read .{1,502}; correct it"),
     "negative id": (text("a.txt", "0 1\n-3 1\n"), "holds the node id -3; ids of 0 and above"),
     "truncated gzip": (damaged("snap.txt.gz", lambda whole: whole[:-9]), "cannot be read"),
     "csv header only": (text("a.csv", "id_1,id_2\n"), "holds no edge"),
