@@ -7,16 +7,7 @@ import pandas as pd
 
 from bench.csv_files import AS_TEXT, read_table
 from bench.records import NOT_BUILT, NOT_PUBLISHED, ResultsFileError
-from data.atomic import replacing
 from report.engine import markdown
-
-
-def write_markdown(folder: Path) -> None:
-    """Write a Markdown table beside each CSV of the folder."""
-    for name in TABLES:
-        path = folder / f"{name}.csv"
-        with replacing(path.with_suffix(".md")) as unfinished:
-            unfinished.write_text(markdown_of(path), encoding="utf-8")
 
 
 def markdown_of(path: Path) -> str:
