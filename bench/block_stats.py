@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from bench.csv_files import AS_TEXT, read_table
-from bench.places import write_whole
 from bench.records import NOT_BUILT, NOT_PUBLISHED, Provenance
 from bench.sparse_formats import count_bcsr_blocks, count_vectors, formula_bits, stored_bits
+from data.atomic import replacing
 from data.canonical import to_csr
 from data.graph import CsrGraph, RawGraph
 from data.registry import Dataset, names
@@ -163,7 +163,8 @@ def save_tables(
         tables: rows by name of the CSV.
 
     Raises:
-        ValueError: a file has other columns, or could not be written.
+        ValueError: a file has other columns.
+        OSError: a file could not be written.
     """
     order = {name: place for place, name in enumerate(names())}
     where = {name: getattr(environment, name) for name in ("device", "date", "commit", "dirty")}
@@ -177,7 +178,8 @@ def save_tables(
             table = pd.concat([before[(before["dataset"] != dataset) | (before["source"] != source)], table])
         places = table["dataset"].map(order).fillna(len(order))
         table = table.assign(place=places).sort_values(["place", "source"], kind="stable").drop(columns="place")
-        write_whole(path, table.to_csv(index=False, lineterminator="\n"))
+        with replacing(path) as unfinished:
+            table.to_csv(unfinished, index=False, lineterminator="\n")
 
 
 def _number(value: float) -> str:

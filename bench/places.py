@@ -1,40 +1,31 @@
-"""Files that a run writes: whether they can be written is found out before a long run, and each is written whole."""
+"""Files that a run writes: whether they can be written is found out before a long run."""
 
 import os
-import stat
 import tempfile
 from pathlib import Path
 
-from data.atomic import replacing
-
-
-class OutputPathError(ValueError):
-    """A file that cannot be written; the text names the option, the path and the reason."""
-
 
 def check_place(option: str, path: Path) -> None:
-    """Raise an OutputPathError if `path` could not be written. Leaves nothing behind.
+    """Raise a ValueError if the file `path` could not be written. Leaves nothing behind.
 
     Args:
         option: of the command line, for the message, such as "--output".
     """
     try:
         if path.is_dir():
-            raise OutputPathError(f"{option} {path}: is a folder; a file is needed")
+            raise IsADirectoryError("it is a folder; a file is needed")
         if path.exists() and not path.is_file():  # would be replaced, or never end
-            kind = "a device" if stat.S_ISCHR(path.stat().st_mode) else "no regular file"
-            raise OutputPathError(f"{option} {path}: is {kind}; name a file")
-        _try_folder(path.parent)
+            raise FileExistsError("it is a device or a pipe")
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError("the file is read-only")
+        _try_folder(path.parent)
     except OSError as error:
-        raise OutputPathError(
-            f"{option} {path}: cannot be written ({error.strerror or error}); name another file"
-        ) from error
+        reason = error.strerror or error
+        raise ValueError(f"{option} {path}: cannot be written ({reason}); name another file") from error
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Raise an OutputPathError if no file could be written into `folder`, which may be missing. Leaves nothing behind.
+    """Raise a ValueError if no file could be written into `folder`, which may be missing. Leaves nothing behind.
 
     Args:
         option: see `check_place`.
@@ -42,24 +33,8 @@ def check_folder(option: str, folder: Path) -> None:
     try:
         _try_folder(folder)
     except OSError as error:
-        raise OutputPathError(
-            f"{option} {folder}: cannot be written into ({error.strerror or error}); name another folder"
-        ) from error
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8; on any error what was there before stays.
-
-    Raises:
-        OutputPathError: it could not be written, for example because the disk is full.
-    """
-    try:
-        with replacing(path) as unfinished:
-            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise OutputPathError(
-            f"{path}: cannot be written ({error.strerror or error}); what was there before is unchanged"
-        ) from error
+        reason = error.strerror or error
+        raise ValueError(f"{option} {folder}: cannot be written into ({reason}); name another folder") from error
 
 
 def _try_folder(folder: Path) -> None:

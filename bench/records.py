@@ -7,22 +7,18 @@ and `reason` say why.
 """
 
 import csv
-import fcntl
 import io
-import logging
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pandas as pd
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from bench.places import check_place
 from data.atomic import replacing
-
-logger = logging.getLogger(__name__)
 
 NONE = "none"
 RUNS = "runs.csv"  # in the folder of the CSVs whose runs it describes
@@ -171,7 +167,7 @@ def finished(rows: Iterable[Row], statuses: Collection[Status]) -> dict[tuple, R
 
 
 def check_results_file(path: Path) -> None:
-    """Raise a ResultsFileError, or an OutputPathError, if `append_rows` would refuse `path`. Call it before a long
+    """Raise a ResultsFileError, or a ValueError, if `append_rows` would refuse `path`. Call it before a long
     run."""
     if path.name == RUNS:
         raise ResultsFileError(f"{path}: is the list of the runs; name another file")
@@ -227,21 +223,13 @@ def _append(path: Path, allowed: Sequence[str], rows: Sequence[Mapping[str, Any]
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file. Others hold it for milliseconds, unless they are stopped or hang."""
-    with path.open("a") as file:
-        start, said = time.monotonic(), False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waited = time.monotonic() - start
-            if waited > LOCK_SECONDS:
-                raise TimeoutError(f"{path}: another process has kept it locked for {LOCK_SECONDS:.0f} s; end it")
-            if not said and waited > 1:
-                logger.warning("waiting for another process that writes to %s", path)
-                said = True
-            time.sleep(0.02)
+    """Hold the lock of a file that may be replaced. Others hold it for milliseconds, unless they hang."""
+    try:
+        held = FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_SECONDS).acquire()
+    except Timeout as error:
+        text = f"{path}: another process has kept it locked for {LOCK_SECONDS:.0f} s; end it"
+        raise TimeoutError(text) from error
+    with held:
         yield
 
 

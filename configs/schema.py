@@ -23,7 +23,6 @@ MIN_DIM = 4  # the readout has a layer of width dim / 4
 Count = Annotated[int, Field(ge=1, le=MOST_GRAPHS)]
 Passes = Annotated[int, Field(ge=1, le=1_000_000)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
-Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -217,7 +216,7 @@ class TrainingConfig(Section):
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # sgd has a momentum of 0.9
     lr: float = Field(default=0.001, gt=0, le=1e6)  # the largest one of the schedule
-    weight_decay: Finite = 0.01  # of matrices; biases and norms have none
+    weight_decay: float = Field(default=0.01, ge=0, le=1e6)  # of matrices; biases and norms have none
     clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)  # bound of the gradient's norm; null: none
     schedule: Literal["constant", "cosine"] = "cosine"  # after the warm-up; cosine falls to 0 at the last epoch
     warmup_epochs: int = Field(default=0, ge=0)  # the learning rate rises linearly
@@ -230,7 +229,7 @@ class TrainingConfig(Section):
     loss: Literal["auto", "l1", "l2"] = "auto"  # auto: by the metric (training.losses); l1 and l2 are of regression
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, else float32
     seeds: Annotated[tuple[Seed, ...], Field(strict=False)] = ()  # a run each
-    checkpoint_seconds: Finite = 30.0  # time between two checkpoints
+    checkpoint_seconds: float = Field(default=30.0, ge=0, allow_inf_nan=False)  # time between two checkpoints
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:

@@ -1,12 +1,17 @@
-"""Files and folders that are made whole or not at all."""
+"""Files and folders that are made whole or not at all, also after a kill or a power failure."""
 
 import os
+import platform
+import shutil
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
+
+UNFINISHED = ".writing-"  # begins the names of the folders that files are written in
 
 
 @contextmanager
@@ -14,22 +19,92 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; it becomes `path` when the block ends without an error.
 
     The temporary file has the name of `path`, since NumPy and torch read the format from it, and lies in a folder of
-    its own in the same place. Permissions are those of any new file.
+    its own in the same place. Permissions are those of any new file. A link `path` is replaced and not followed.
+
+    Raises:
+        OSError: the file could not be written, for example on a full disk; what was there before is unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as folder:
-        unfinished = Path(folder, path.name)
-        yield unfinished
-        os.replace(unfinished, path)
+    with writing(path):
+        if path.is_dir():
+            raise OSError(f"{path}: is a folder, and is to be replaced by a file; move it away")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_prefix(path), dir=path.parent) as folder:
+            unfinished = Path(folder, path.name)
+            yield unfinished
+            for each in (unfinished, *unfinished.rglob("*")):  # the name must never lead to missing content
+                if not each.is_symlink():
+                    _sync(each)
+            os.replace(unfinished, path)
+        _sync(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in the system's errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # one with a sentence of its own
+            raise
+        is_other = error.filename and not str(error.filename).startswith(str(path.parent))
+        reason = error if is_other else error.strerror
+        raise OSError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 
 
 @contextmanager
 def made_once(path: Path) -> Iterator[Path | None]:
-    """As `replacing`, by one process at a time; yield None if `path` exists, or another process has made it."""
+    """As `replacing`, by one process at a time; yield None if `path` exists, or another process has made it.
+
+    What killed processes left unfinished of it is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():
             yield None
         else:
+            _remove(path.parent.glob(f"{_prefix(path)}*"))
             with replacing(path) as unfinished:
                 yield unfinished
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, which is made. What killed ones left unfinished in it is removed.
+
+    Raises:
+        OSError: another process holds the folder, or nothing can be written there.
+    """
+    lock = FileLock(folder / ".lock", blocking=False, thread_local=False, on_acquired=_sign)
+    try:
+        with writing(Path(lock.lock_file)):
+            folder.mkdir(parents=True, exist_ok=True)
+            held = lock.acquire()
+    except Timeout as error:
+        holder = Path(lock.lock_file).read_text() or "another process"
+        raise OSError(f"{folder}: {holder} writes there; wait for its end, or name another folder") from error
+    with held:
+        _remove(folder.rglob(f"{UNFINISHED}*"))
+        yield
+
+
+def _prefix(path: Path) -> str:
+    """Of the names of the folders that `path` is written in: as long for a long name."""
+    return f"{UNFINISHED}{zlib.crc32(os.fsencode(path.name)):08x}-"
+
+
+def _remove(unfinished: Iterable[Path]) -> None:
+    for left in list(unfinished):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _sign(file: int) -> None:
+    os.ftruncate(file, 0)
+    os.write(file, f"process {os.getpid()} of {platform.node()}".encode())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

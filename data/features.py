@@ -38,9 +38,15 @@ def as_features(path: Path, name: str, values: np.ndarray, rows: int, most_codes
         return values.astype(np.int64)
     with np.errstate(over="ignore"):
         values = values.astype(np.float32)
-    if not np.isfinite(values).all():
-        raise ValueError(f"{path}: {name} holds NaN, or numbers beyond float32; finite ones are needed")
+    check_finite(path, name, values)
     return values
+
+
+def check_finite(owner: str | Path, what: str, values: np.ndarray) -> None:
+    """Raise a ValueError if floats [rows, F] hold NaN or infinity."""
+    if not np.isfinite(values.sum(dtype=np.float64)):  # a sum of finite float32 is finite
+        row = np.argwhere(~np.isfinite(values))[0][0]
+        raise ValueError(f"{owner}: {what} holds NaN, or numbers beyond float32, in row {row}; finite ones are needed")
 
 
 def check_codes(owner: str, what: str, values: np.ndarray, cardinalities: tuple[int, ...]) -> None:

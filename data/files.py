@@ -47,7 +47,8 @@ GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_f
 COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "graph_label", *SPLIT)
 MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
 # Errors of NumPy, SciPy, pandas and the archives for damaged content.
-DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, zipfile.BadZipFile, zlib.error)
+DAMAGED = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
+DAMAGED += (NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -101,8 +102,12 @@ def read_pairs(path: Path) -> np.ndarray:
 def _reading(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(path)
+    except MemoryError as error:
+        raise MemoryError(f"{path}: {error}") from error
     except DAMAGED as error:
-        raise ValueError(f"{path}: cannot be read ({error}); correct it, or fetch or write it again") from error
+        raise ValueError(
+            f"{path}: cannot be read ({str(error)[:500]}); correct it, or fetch or write it again"
+        ) from error
 
 
 def _read_columns(path: Path) -> np.ndarray:
@@ -110,8 +115,8 @@ def _read_columns(path: Path) -> np.ndarray:
 
     options = {"sep": r"\s+", "comment": "#", "header": None}
     if path.name.lower().endswith(".csv"):
-        first = pd.read_csv(path, header=None, nrows=1, encoding="utf-8-sig")
-        is_header = pd.to_numeric(first.iloc[0, :2], errors="coerce").isna().all()
+        first = pd.read_csv(path, header=None, nrows=1, encoding="utf-8-sig", usecols=[0, 1])
+        is_header = pd.to_numeric(first.iloc[0], errors="coerce").isna().all()
         options = {"sep": ",", "header": 0 if is_header else None}
     options |= {"usecols": [0, 1], "engine": "c"}
     try:
@@ -182,6 +187,8 @@ def _names(path: Path) -> list[str]:
     with np.load(path, allow_pickle=False) as archive:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("not an .npz archive")
+        if len({*archive.files}) < len(archive.files):
+            raise ValueError(f"an array is there twice: {', '.join(archive.files)}")
         return archive.files
 
 
@@ -190,6 +197,7 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
 
     def read(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as archive:
+            require_memory(str(path), sum(archive.zip.getinfo(f"{name}.npy").file_size for name in names))
             return {name: archive[name] for name in names}
 
     arrays = dict(_reading(path, read))
@@ -260,10 +268,7 @@ def _collection(path: Path, names: set[str], selection: Selection, mapped: Path 
     if "feat" in names:
         feat = as_features(path, "feat", _arrays(path, ("feat",))["feat"], int(sizes.sum()))[rows_of(picked, sizes)]
     pairs = np.stack([ends["u"], ends["v"]], 1)[rows_of(picked, edge_counts)]
-    try:
-        return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, origin, **about)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, origin, **about)
 
 
 def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarray, Target]:

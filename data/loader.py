@@ -11,7 +11,14 @@ import numpy as np
 
 from data.canonical import to_csr, with_self_loops
 from data.errors import DatasetMissingError, DownloadError, RectangularGraphError
-from data.features import check_classes, check_codes, check_targets, random_features, require_feature_memory
+from data.features import (
+    check_classes,
+    check_codes,
+    check_finite,
+    check_targets,
+    random_features,
+    require_feature_memory,
+)
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
 from data.random_walk import random_walk_encoding
@@ -198,6 +205,8 @@ def _finish(
         cardinalities = cardinalities if raw.ndata["feat"].dtype.kind == "i" else None
         if cardinalities:
             check_codes(f"{name} ({raw.origin})", "node features", raw.ndata["feat"], cardinalities)
+        elif source == "official" and not isinstance(raw.ndata["feat"], np.memmap):  # larger than memory, maybe
+            check_finite(f"{name} ({raw.origin})", "feat", raw.ndata["feat"])
     elif features:
         require_feature_memory(raw.origin, raw.num_nodes, feature_dim, cardinalities)
     if entry and "label" in raw.ndata and raw.ndata["label"].ndim == 1:
@@ -291,6 +300,7 @@ def _edge_features(name: str, entry: Dataset | None, csr: CsrGraph, seed: int) -
         values = random_features(csr.col.size, entry.edge_feature_dim, cardinalities, _rng(name, seed, "edge features"))
     elif values.dtype.kind == "f":
         values, cardinalities = values.astype(np.float32, copy=False), None
+        check_finite(f"{name} ({csr.origin})", "edge_feat", values)
     else:
         values = values.astype(np.int64, copy=False)
         if cardinalities:

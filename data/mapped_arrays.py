@@ -1,5 +1,6 @@
 """Arrays of files, mapped into memory instead of read. torch needs writable memory: a change stays in this process."""
 
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -46,6 +47,18 @@ def map_npz_array(path: Path, name: str, folder: Path | None = None) -> np.ndarr
         lengths = np.frombuffer(file.read(4), "<u2").sum(dtype=int)
     offset = member.header_offset + 30 + int(lengths) + header_bytes
     return np.memmap(path, dtype, mode="c", offset=offset, shape=shape, order="F" if fortran else "C")
+
+
+def new_array(path: Path, dtype: type, shape: tuple[int, ...]) -> np.memmap:
+    """A mapped .npy file of zeros to write to. Its space is taken now: a mapped page without one would end the process.
+
+    Raises:
+        OSError: the disk has no room.
+    """
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def map_floats(path: Path, rows: int | None = None) -> np.ndarray:

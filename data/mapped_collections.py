@@ -9,7 +9,8 @@ time and the number of graphs:
     feat.npy     float32 [N, F]
     about.json   the hash of the edges and the number of removed duplicates
 
-The folder is complete or absent. It is needed as long as the graph is in use, and may be deleted at any other time.
+The folder is complete or absent; its edges are compared with their hash whenever they are loaded. It is needed as long
+as the graph is in use, and may be deleted at any other time.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from data.atomic import made_once
 from data.canonical import MAX_INT32, canonical_edges, csr_hash
 from data.features import as_features
 from data.graph import MAX_NODES, CsrGraph
-from data.mapped_arrays import map_npz_array, npz_header
+from data.mapped_arrays import map_npz_array, new_array, npz_header
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE
 from data.packed import join_graphs
 
@@ -83,24 +84,33 @@ def mapped_csr(
             logger.info("%s: does not fit into memory; converting it to %s, once", path, target)
             unfinished.mkdir()
             _convert(path, sizes, edge_counts, ids, unfinished)
-    found = json.loads((target / "about.json").read_text())
-    indptr, feat = (np.load(target / f"{name}.npy", mmap_mode="c") for name in ("indptr", "feat"))
-    col = np.memmap(target / "col.bin", ids, mode="c") if indptr[-1] else np.empty(0, ids)
-    kept = {"ndata": {"feat": feat}, "graph_sizes": sizes}
-    return CsrGraph(indptr, col, found["sha256"], origin, found["removed"], **kept, **about)
+    try:
+        found = json.loads((target / "about.json").read_text())
+        indptr, feat = (np.load(target / f"{name}.npy", mmap_mode="c") for name in ("indptr", "feat"))
+        col = np.memmap(target / "col.bin", ids, mode="c") if indptr[-1] else np.empty(0, ids)
+        ascends = indptr.dtype == ids and indptr[0] == 0 and (np.diff(indptr) >= 0).all() and indptr[-1] == col.size
+        if not ascends or indptr.size != sizes.sum() + 1 or csr_hash(indptr, col) != found["sha256"]:
+            raise ValueError("other edges than were converted")
+        if feat.dtype != np.float32 or feat.shape != (sizes.sum(), npz_header(path, "feat")[0][1]):
+            raise ValueError(f"features of shape {feat.shape}, type {feat.dtype}")
+        kept = {"sha256": found["sha256"], "removed": int(found["removed"]), "ndata": {"feat": feat}}
+    except (OSError, EOFError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"{target}: damaged ({error}); remove this folder, and it is made again") from error
+    return CsrGraph(indptr, col, origin=origin, graph_sizes=sizes, **kept, **about)
 
 
 def _convert(path: Path, sizes: np.ndarray, edge_counts: np.ndarray, ids: type, folder: Path) -> None:
     u, v, source = (map_npz_array(path, name, folder) for name in ("u", "v", "feat"))
     first_node, first_edge = (np.append(0, np.cumsum(counts)) for counts in (sizes, edge_counts))
-    if u.shape != v.shape or u.ndim != 1 or u.size < first_edge[-1] or len(source) < first_node[-1]:
+    are_ids = u.dtype.kind in "iu" and v.dtype.kind in "iu" and u.shape == v.shape and u.ndim == 1
+    if not are_ids or source.ndim != 2 or u.size < first_edge[-1] or len(source) < first_node[-1]:
+        found = ", ".join(f"{name} {one.dtype} {one.shape}" for name, one in (("u", u), ("v", v), ("feat", source)))
         raise ValueError(
-            f"{path}: node_counts and edge_counts do not fit u {u.shape}, v {v.shape}, feat {source.shape}"
+            f"{path}: node_counts and edge_counts do not fit {found}; integers [E] and feat [N, F] are needed"
         )
-    indptr = np.lib.format.open_memmap(folder / "indptr.npy", "w+", ids, (int(first_node[-1]) + 1,))
+    indptr = new_array(folder / "indptr.npy", ids, (int(first_node[-1]) + 1,))
     unpacked = [folder / f"{name}.npy" for name in ("u", "v", "feat")]
-    feat_shape = (int(first_node[-1]), source.shape[1])
-    feat = np.lib.format.open_memmap(folder / "feat.float32", "w+", np.float32, feat_shape)
+    feat = new_array(folder / "feat.float32", np.float32, (int(first_node[-1]), source.shape[1]))
     indptr[0] = first = written = removed = 0
     with (folder / "col.bin").open("wb") as file:
         while first < sizes.size:

@@ -54,7 +54,7 @@ def join_graphs(
     limit = np.repeat(sizes, edge_counts)
     bad = np.flatnonzero(((ends < 0) | (ends >= limit[:, None])).any(1))
     if bad.size:
-        raise ValueError(f"edge {ends[bad[0]].tolist()} in a graph of {limit[bad[0]]} nodes (ids from 0)")
+        raise ValueError(f"{origin}: edge {ends[bad[0]].tolist()} in a graph of {limit[bad[0]]} nodes (ids from 0)")
     row, col = ends.T + np.repeat(np.cumsum(sizes) - sizes, edge_counts)
     if both_directions:
         row, col = np.concatenate([row, col]), np.concatenate([col, row])

@@ -1,7 +1,6 @@
 """Predictions in a file that is complete under its name or not there."""
 
 import io
-import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from bench.places import check_folder
 from data import LoadedGraph
 from data.atomic import replacing
 from training.metrics import OF_TARGETS
@@ -22,13 +22,6 @@ class Form(StrEnum):
     """Form in which the outputs of a row are saved."""
 
     LOGITS, SOFTMAX, CLASSES = "logits", "softmax", "classes"
-
-
-def check_folder(option: str, folder: Path) -> None:
-    """Raise a ValueError if no file could be written into `folder`, which may be missing. Call it before a long run."""
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"{option} {folder}: {there} is {'not writable' if there.is_dir() else 'no folder'}")
 
 
 def check_predictions_path(path: Path, forms: Sequence[Form] = (Form.LOGITS,)) -> None:

@@ -1,5 +1,7 @@
-"""Load weights from a .safetensors file, or from one made with `torch.save(model.state_dict(), path)`."""
+"""Weights of a .safetensors file, or of one made with `torch.save(model.state_dict(), path)`."""
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -7,6 +9,8 @@ from torch import Tensor, nn
 from models.torch_files import read_torch_file
 
 _SHOWN = 4  # tensors listed per kind of difference, since one wrong setting affects all blocks
+CHECKSUM = "sha256"  # key in the header of a safetensors file
+_NONE = {CHECKSUM: "0" * 64}
 
 
 class CheckpointError(ValueError):
@@ -41,12 +45,51 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
     model.load_state_dict(weights)
 
 
+def safetensors_bytes(weights: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
+    """A safetensors file with texts about the weights, and a checksum of all its bytes in its header."""
+    from safetensors.torch import save
+
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, {**about, **_NONE})
+    return content.replace(_entry(_NONE[CHECKSUM]), _entry(_digest(content)), 1)
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights of a safetensors file, and the texts about them. A checksum is verified if there is one.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+        content = path.read_bytes()
+        weights = load(content)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors; is it truncated? ({error})") from error
+    found = about.get(CHECKSUM)
+    if found is not None and found != _digest(content.replace(_entry(found), _entry(_NONE[CHECKSUM]), 1)):
+        raise CheckpointError(f"{path}: damaged, its checksum is wrong; copy it again, or use other weights")
+    return weights, about
+
+
+def _digest(content: bytes) -> str:
+    """The checksum of a file, made while zeros stand in its place."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _entry(checksum: str) -> bytes:
+    return f'"{CHECKSUM}":"{checksum}"'.encode()
+
+
 def _read(path: Path) -> dict[str, Tensor]:
     """The state dict of a file."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        return read_safetensors(path)[0]
     try:
         weights = read_torch_file(path)
     except (ValueError, OSError) as error:
@@ -54,13 +97,3 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise CheckpointError(f"{path}: not a state dict; save one with torch.save(model.state_dict(), path)")
     return weights
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: cannot be read as safetensors; is it truncated? ({error})") from error

@@ -19,12 +19,17 @@ def read_torch_file(path: str | Path) -> Any:
         ValueError: the file is of another format, damaged, or holds objects that need code to load.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():  # a pipe or device may never end
+        raise ValueError(f"{path}: is no file; move it away")
     if not zipfile.is_zipfile(path):  # opens it
         with path.open("rb"):
             pass
         raise ValueError(f"{path}: not a file of torch.save, or truncated; write it again")
     try:
         with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+            if unpacked > path.stat().st_size:  # torch.save does not compress
+                raise ValueError(f"its parts unpack to {unpacked:,} bytes, which are more than it has")
             damaged = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: damaged ({error}); fetch or write it again") from error

@@ -6,16 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from bench.csv_files import AS_TEXT, read_table
-from bench.places import write_whole
 from bench.records import NOT_BUILT, NOT_PUBLISHED, ResultsFileError
 from report.engine import markdown
-
-
-def write_markdown(folder: Path) -> None:
-    """Write a Markdown table beside each CSV of the folder."""
-    for name in TABLES:
-        path = folder / f"{name}.csv"
-        write_whole(path.with_suffix(".md"), markdown_of(path))
 
 
 def markdown_of(path: Path) -> str:

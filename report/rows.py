@@ -68,6 +68,7 @@ def _is_measurements(path: Path) -> bool:
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """A data frame of rows by date; superseded ones, and twins of a graph under another name, are left out."""
     table = pd.DataFrame([row.model_dump() for row in rows])
+    table = table.replace("<", "&lt;", regex=True)  # pages show text, and no HTML of a CSV
     table = table.sort_values("date", kind="stable").drop_duplicates(IDENTITY, keep="last", ignore_index=True)
     known = table["data_sha256"] != NONE
     first = table[known].groupby("data_sha256")["dataset"].min()

@@ -28,11 +28,12 @@ from bench.cli import configure_logging, console, errors, user_errors
 from bench.places import check_folder
 from bench.provenance import provenance
 from bench.records import NOT_PUBLISHED
+from data.atomic import replacing
 from data.canonical import to_csr
 from data.errors import RectangularGraphError
 from data.graph import CsrTensors, to_tensor
 from data.loader import find_graph
-from report.datasets import write_markdown
+from report.datasets import markdown_of
 
 ALL_STATS_EDGES = 10**9  # larger graphs are only measured when they are named
 
@@ -158,7 +159,9 @@ def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, 
         "costs": [cost],
     }
     block_stats.save_tables(out, name, found_in, rows, provenance(torch.device("cpu")))
-    write_markdown(out)
+    for path in (out / f"{table}.csv" for table in rows):
+        with replacing(path.with_suffix(".md")) as unfinished:
+            unfinished.write_text(markdown_of(path), encoding="utf-8")
     table = Table(title=f"{name} ({found_in})", title_justify="left", box=None, pad_edge=False)
     columns = ("metric", "ours", "paper", "deviation", "target", "status")
     for column in columns:

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from bench import cli
 from bench.cli import console
+from bench.places import check_folder
 from configs import load_config
-from inference.predictions import check_folder
 from parallel import partition_graph
 from parallel.builder import EDGES_PER_BLOCK
 from parallel.datasets import dataset_source, partition_folder

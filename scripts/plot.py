@@ -15,6 +15,7 @@ import typer
 from rich.text import Text
 
 from bench.cli import console, user_errors
+from data.atomic import replacing
 from report.charts import declarations, draw, image
 from report.engine import Data
 from report.rows import recorded
@@ -46,12 +47,12 @@ def main(
         chosen = names or [name for name, spec in declarations()["figures"].items() if "draw" in spec]
         values = dict(map(read_change, changes or ()))
         data, folder, count = Data(recorded(results), device), figures or results / "figures", 0
-        folder.mkdir(parents=True, exist_ok=True)
         for name in chosen:
             drawn = draw(data, name, values)
             for file, figure in drawn:
                 path = folder / f"{file}.{kind}"
-                path.write_bytes(image(figure, kind))
+                with replacing(path) as unfinished:
+                    unfinished.write_bytes(image(figure, kind))
                 console.print(Text(f"drawn      {path}"))
             if not drawn:
                 console.print(Text(f"not drawn  {name}: its rows were not recorded in {results}"))

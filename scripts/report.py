@@ -8,8 +8,6 @@ report/tables.yaml are printed. Exit status: 0, 1 if a file differs, 2 if a CSV 
 """
 
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +18,7 @@ from PIL import Image
 from rich.text import Text
 
 from bench.cli import console, user_errors
+from data.atomic import replacing
 from report.engine import Data, table
 from report.pages import figures, pages, tables
 from report.rows import recorded
@@ -50,7 +49,8 @@ def main(
         known = {path.name for path in files}
         stale = [path for path in (results / "figures").glob("*") if path.name not in known] if check else []
         for path in changed if not check else ():
-            write(path, files[path])
+            with replacing(path) as unfinished:
+                unfinished.write_bytes(files[path])
         for path in changed:
             console.print(Text(f"{'differs' if check else 'written'}    {path}"))
         for path in stale:
@@ -75,15 +75,6 @@ def same(path: Path, content: bytes) -> bool:
         return path.is_file() and path.read_bytes() == content
     one, other = (np.asarray(Image.open(file).convert("RGB"), int) for file in (io.BytesIO(content), path))
     return one.shape == other.shape and (np.abs(one - other).max(axis=2) > 8).mean() <= PIXELS
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole, or leave what was there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ import data
 import fused3s
 from bench import cli
 from bench.cli import console, errors
+from bench.places import check_folder
 from bench.records import append_rows, check_results_file
 from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
-from inference.predictions import check_folder
 from inference.training_rows import curve_rows, learning_curve, run_rows
 from models import CheckpointError
 from parallel import Group, RankError, error_text, is_first_process, is_launched, on_first_rank, ranks

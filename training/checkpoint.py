@@ -1,5 +1,6 @@
 """The state of a run: everything a resumed run needs to compute the same bits."""
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from torch import Tensor
 
 from configs import Config
 from data import GraphMeta
+from data.atomic import replacing
 from models import GraphModel
 from models.torch_files import read_torch_file
 from training.errors import TrainingError
-from training.files import write_atomically
 from training.metrics import is_better
 from training.step import Step
 
@@ -47,7 +48,7 @@ def identity(config: Config, meta: GraphMeta, seed: int) -> dict[str, Any]:
     return keys | {"seed": seed, "data": f"{meta.name} {meta.source} {meta.sha256}"}
 
 
-def save_state(path: Path, step: Step, best: Best | None, epoch: int, finished: bool, run: dict[str, Any]) -> None:
+def save_state(path: Path, step: Step, best: Best, epoch: int, finished: bool, run: dict[str, Any]) -> None:
     """Write the state after `epoch` epochs."""
     on_gpu = step.device.type == "cuda"
     state = {
@@ -62,12 +63,15 @@ def save_state(path: Path, step: Step, best: Best | None, epoch: int, finished: 
         "scaler": step.scaler.state_dict(),
         "random": torch.get_rng_state(),
         "random_gpu": torch.cuda.get_rng_state(step.device) if on_gpu else None,
-        "best": None if best is None else vars(best),
+        "best": vars(best),
     }
-    write_atomically(path, lambda unfinished: torch.save(state, unfinished))
+    content = io.BytesIO()  # into a file, torch raises a RuntimeError for a full disk
+    torch.save(state, content)
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content.getbuffer())
 
 
-def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best | None, int, bool]:
+def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best, int, bool]:
     """Restore a run. Returns the best epoch, the number of epochs done, and whether it is finished.
 
     Raises:
@@ -75,24 +79,28 @@ def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best | None
     """
     try:
         state = read_torch_file(path)
-        version, of = state["version"], state["run"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        version, of = int(state["version"]), dict(state["run"])
+        other = [key for key in {**run, **of} if run.get(key) != of.get(key)]
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise TrainingError(f"{path}: cannot be read as the state of a run ({error}); use another --output") from error
     if version != VERSION:
         raise TrainingError(f"{path}: of version {version}, and this is {VERSION}; use another --output")
-    other = [key for key in {**run, **of} if run.get(key) != of.get(key)]
     if other:
         changed = "; ".join(f"{key} was {of.get(key)!r} and is {run.get(key)!r}" for key in other)
         raise TrainingError(f"{path}: state of another run: {changed}. Use the same settings, or another --output")
     try:
-        return _restore(state, step)
-    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        return _restore(state, step, run["training.epochs"])
+    except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise TrainingError(f"{path}: damaged ({type(error).__name__}: {error}); use another --output") from error
 
 
-def _restore(state: dict[str, Any], step: Step) -> tuple[Best | None, int, bool]:
-    if not (type(state["epoch"]) is int and state["epoch"] > 0):
-        raise ValueError(f"epoch = {state['epoch']!r}")
+def _restore(state: dict[str, Any], step: Step, epochs: int) -> tuple[Best, int, bool]:
+    done, finished, best = state["epoch"], state["finished"], Best(**state["best"])
+    values = done, finished, best.epoch, best.metric, best.loss
+    if [*map(type, values)] != [int, bool, int, float, float] or not 1 <= best.epoch <= done <= epochs:
+        raise ValueError(f"epoch, finished, best epoch, metric and loss are {values}")
+    best.weights = {name: tensor.to(step.device) for name, tensor in best.weights.items()}
+    step.model.load_state_dict(best.weights)  # an error, if they are of another model
     step.model.load_state_dict(state["model"])
     if step.averages:
         step.averages.model.load_state_dict(state["average"])
@@ -106,8 +114,4 @@ def _restore(state: dict[str, Any], step: Step) -> tuple[Best | None, int, bool]
     torch.set_rng_state(state["random"])
     if state["random_gpu"] is not None:
         torch.cuda.set_rng_state(state["random_gpu"], step.device)
-    best = state["best"]
-    if best is not None:
-        weights = {name: tensor.to(step.device) for name, tensor in best["weights"].items()}
-        best = Best(**(best | {"weights": weights}))
-    return best, state["epoch"], state["finished"]
+    return best, done, finished

@@ -2,13 +2,14 @@
 
 import csv
 import io
+import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import pandas as pd
+from pydantic import TypeAdapter
 
+from data.atomic import replacing, writing
 from training.errors import TrainingError
-from training.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -44,26 +45,22 @@ class TrainingLog:
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # the package tensorboard
 
-        path = folder / LOG
-        rows = []
-        if done and path.is_file():
-            try:
-                table = pd.read_csv(path, usecols=COLUMNS, dtype=str).dropna()  # a kill may leave half a row
-                rows = table[table["epoch"].astype(int) <= done].to_dict("records")
-            except ValueError as error:
-                raise TrainingError(f"{path}: damaged ({error}); move it away to continue without it") from error
+        self._path = path = folder / LOG
+        rows = _rows(path, done) if done and path.is_file() else []
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(path, lambda unfinished: unfinished.write_text(text.getvalue(), encoding="utf-8"))
+        writer.writerows(map(asdict, rows))
+        with replacing(path) as unfinished:
+            unfinished.write_text(text.getvalue(), encoding="utf-8")
         self._file = path.open("a", newline="", encoding="utf-8")
         self._rows = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._board = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
 
     def add(self, record: EpochRecord) -> None:
-        self._rows.writerow(asdict(record))
-        self._file.flush()
+        with writing(self._path):
+            self._rows.writerow(asdict(record))
+            self._file.flush()
         for name in SCALARS:
             self._board.add_scalar(name, getattr(record, name), record.epoch)
 
@@ -72,8 +69,32 @@ class TrainingLog:
         self._board.add_scalar("test_metric", metric, epoch)
 
     def flush(self) -> None:
+        os.fsync(self._file.fileno())
         self._board.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with writing(self._path):
+            self._file.close()
         self._board.close()
+
+
+def _rows(path: Path, done: int) -> list[EpochRecord]:
+    """Rows of the epochs up to `done`, of which the first may be missing.
+
+    Raises:
+        TrainingError: the file is damaged.
+    """
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")  # a kill may leave half a row
+        cells = [row for row in csv.DictReader(whole.splitlines(), strict=True) if int(row["epoch"]) <= done]
+        rows = [_ROW.validate_strings(row) for row in cells]
+        epochs = [row.epoch for row in rows]
+        if epochs != [*range(done - len(rows) + 1, done + 1)]:
+            raise ValueError(f"its epochs are {epochs}, and the state of the run is after epoch {done}")
+        return rows
+    except (ValueError, LookupError, TypeError, csv.Error) as error:
+        reason = str(error).replace("\n", " ")
+        raise TrainingError(f"{path}: damaged ({reason}); move it away to continue without it") from error
+
+
+_ROW = TypeAdapter(EpochRecord)

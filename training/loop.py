@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from configs import TrainConfig
 from configs.resolve import resolve_device
 from data import LoadedGraph
+from data.atomic import only_writer
 from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Attention, GraphModel
@@ -102,7 +104,8 @@ class Trainer:
         device: torch.device | None = None,
     ) -> None:
         state = folder / LAST
-        if state.is_file() and not resume:
+        self._found = _stamp(state)
+        if self._found and not resume:
             raise TrainingError(f"{folder}: holds a run; --resume continues it, --output names another folder")
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
         self.device = device or resolve_device(config.runtime.device)
@@ -121,7 +124,7 @@ class Trainer:
         self.best: Best | None = None
         self.done, finished = 0, False
         torch.manual_seed(seed)  # makes dropout of the first epoch independent of earlier draws
-        if state.is_file():
+        if self._found:
             self.best, self.done, finished = load_state(state, self.step, self.identity)
         self.kept, self.finished = self.done, finished
         self.runner: Runner
@@ -147,11 +150,12 @@ class Trainer:
         """Train to the end; yields a record after each epoch.
 
         Raises:
-            TrainingError: the loss is NaN or infinite.
+            TrainingError: the loss is NaN or infinite, or another process has trained in the folder.
+            OSError: another process trains there, or a file cannot be written.
         """
         start, seconds = time.perf_counter(), []
-        log = TrainingLog(self.folder, self.done) if self.writes and not self.finished else None
-        try:
+        with ExitStack() as opened:
+            log = self._open_log(opened) if self.writes else None
             for record in self._epochs(log):
                 seconds.append(record.seconds)
                 yield record
@@ -159,9 +163,17 @@ class Trainer:
                 self.result = self._finish(tuple(seconds), start)
                 if log:
                     log.add_test(self.result.test, self.result.best_epoch)
-        finally:
-            if log:
-                log.close()
+
+    def _open_log(self, opened: ExitStack) -> TrainingLog | None:
+        """Keep other processes out of the folder, and open the log of a run that is not over."""
+        opened.enter_context(only_writer(self.folder))
+        if _stamp(self.folder / LAST) != self._found:
+            raise TrainingError(f"{self.folder}: another process has trained there since; start again with --resume")
+        if self.finished:
+            return None
+        log = TrainingLog(self.folder, self.done)
+        opened.callback(log.close)
+        return log
 
     def _epochs(self, log: TrainingLog | None) -> Iterator[EpochRecord]:
         training = self.config.training
@@ -304,3 +316,8 @@ class Trainer:
 
     def _room(self, size: BatchSize, backward: bool) -> Room:
         return room_for_training(size, self.config, self.device, self.precision, backward)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced; None without one."""
+    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.exists() else None

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from configs import Config
 from data import GraphMeta
+from data.atomic import replacing
 from models import CheckpointError, GraphModel, load_checkpoint
-from training.files import write_atomically
+from models.checkpoint import CHECKSUM, read_safetensors, safetensors_bytes
 from training.metrics import METRICS, shown
 
 # Keys of `model` that shape the weights.
@@ -59,13 +60,10 @@ class TrainedWeights:
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], about: TrainedWeights) -> None:
     """Write `path` (.safetensors) and its JSON file."""
-    from safetensors.torch import save
-
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    content = save(tensors, {HEADER_KEY: json.dumps(asdict(about))})
-    write_atomically(path, lambda unfinished: unfinished.write_bytes(content))
-    readable = json.dumps(asdict(about), indent=2) + "\n"
-    write_atomically(path.with_suffix(".json"), lambda unfinished: unfinished.write_text(readable, encoding="utf-8"))
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(safetensors_bytes(weights, {HEADER_KEY: json.dumps(asdict(about))}))
+    with replacing(path.with_suffix(".json")) as unfinished:
+        unfinished.write_text(json.dumps(asdict(about), indent=2) + "\n", encoding="utf-8")
 
 
 def load_weights(model: GraphModel, path: Path, config: Config, meta: GraphMeta) -> TrainedWeights | None:
@@ -147,22 +145,18 @@ def read_about(path: Path) -> TrainedWeights | None:
         raise CheckpointError(f"{path}: no such file")
     if path.suffix != ".safetensors":
         return None
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(HEADER_KEY)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: cannot be read as safetensors; is it truncated? ({error})") from error
-    if text is None:
+    _, texts = read_safetensors(path)
+    if (text := texts.get(HEADER_KEY)) is None:
         return None
+    if CHECKSUM not in texts:
+        raise CheckpointError(f"{path}: lacks a checksum: damaged, or of an earlier version; train again")
     try:
         about = TypeAdapter(TrainedWeights).validate_json(text)
         about.config["model"] = LATER | about.config["model"]
         if about.metric not in METRICS or not {*ARCHITECTURE} <= about.config["model"].keys():
             raise ValueError(f"metric {about.metric}, model {about.config['model']}")
         return about
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: its record of the training run is of another version ({error})") from error
 
 

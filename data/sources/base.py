@@ -69,8 +69,8 @@ def reading(place: Path) -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(prints), warnings.catch_warnings(action="ignore"):
             yield
-    except MemoryError:
-        raise
+    except MemoryError as error:
+        raise MemoryError(f"{place}: {error}") from error
     except Exception as error:
         raise ValueError(
             f"{place}: the official files cannot be read ({type(error).__name__}: {error}). If they are damaged, move "

@@ -59,12 +59,15 @@ class Planetoid(OfficialSource):
             test = np.array(index.read_text().split(), np.int64)
             num_nodes = int(test.max()) + 1
             feat = np.zeros((num_nodes, allx.shape[1]), np.float32)
+            for matrix in (allx, tx):
+                matrix.check_format(full_check=True)  # `toarray` trusts its arrays
             feat[: allx.shape[0]], feat[test] = allx.toarray(), tx.toarray()
             total = feat.sum(1, keepdims=True)
             feat *= np.divide(1, total, out=np.zeros_like(total), where=total != 0)  # the same bits as DGL's
             label = np.zeros(num_nodes, np.int64)
             label[: len(ally)], label[test] = ally.argmax(1), ty.argmax(1)
-            ends = np.array([(i, j) for i, others in neighbours.items() for j in others], np.int64).T
+            ends = np.array([(i, j) for i, others in neighbours.items() for j in others]).T
+            ends = ends.astype(np.int64, casting="safe")
         row, col = np.concatenate([ends, ends[::-1]], axis=1)  # both directions of each edge
         splits = {"train": np.arange(len(y)), "valid": len(y) + np.arange(NUM_VALID), "test": np.sort(test)}
         masks = {f"{part}_mask": np.isin(np.arange(num_nodes), ids) for part, ids in splits.items()}

@@ -72,7 +72,8 @@ class Qm9(OfficialSource):
         path = self.files(root)[0].target
         with reading(path), np.load(path, allow_pickle=False) as file:
             sizes, numbers, positions, values = (file[key] for key in ("sizes", "numbers", "positions", self.target))
-        sizes = sizes.astype(np.int64)
+            _check(sizes, numbers, positions, values)
+            sizes = sizes.astype(np.int64)
         graphs = split_of(sizes.size)
         picked, available = selection.pick_of(graphs, sizes.size, str(path))
         atoms = rows_of(picked, sizes)
@@ -97,6 +98,17 @@ class Qm9(OfficialSource):
             graph_ids=picked,
             collection_size=available,
         )
+
+
+def _check(sizes: np.ndarray, numbers: np.ndarray, positions: np.ndarray, values: np.ndarray) -> None:
+    """Raise a ValueError if arrays do not fit together, or hold what no molecule has. A missing value is NaN."""
+    shapes = [array.shape for array in (sizes, numbers, positions, values)]
+    atoms = int(sizes.sum())
+    if shapes != [(len(values),), (atoms,), (atoms, 3), (len(values),)] or len(values) < sum(PARTS.values()):
+        raise ValueError(f"sizes, numbers, positions and values have the shapes {shapes}; {atoms} atoms are counted")
+    known = sizes.dtype.kind in "iu" and sizes.min() > 0 and np.isin(numbers, [*ELEMENTS.values()]).all()
+    if not (known and np.isfinite(positions).all()):
+        raise ValueError("a position is not finite, a molecule has no atom, or an element is not known")
 
 
 def split_of(count: int) -> dict[str, np.ndarray]:

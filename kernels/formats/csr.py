@@ -39,7 +39,12 @@ def csr_from_scipy(matrix: Any, edge_ids: bool = False) -> CSRPattern:
 
     Args:
         edge_ids: number the entries as `matrix.tocoo()` does.
+
+    Raises:
+        TypeError: it has not two dimensions.
     """
+    if len(matrix.shape) != 2:
+        raise TypeError(f"graph: got a SciPy array of shape {matrix.shape}; 2-D, queries by keys, is needed")
     if not edge_ids or matrix.format == "csr":
         csr = matrix.tocsr()
         if csr.nnz == matrix.nnz:  # `tocsr` merges repeated entries of a COO matrix

@@ -1,12 +1,11 @@
-"""Outputs: what cannot be written is said before the work, and what is written is there whole or not at all."""
+"""Outputs: what cannot be written is said before the work."""
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from bench.places import OutputPathError, check_folder, check_place, write_whole
+from bench.places import check_folder, check_place
 
 
 @pytest.fixture
@@ -24,8 +23,8 @@ def here(tmp_path, monkeypatch) -> Path:
     ("path", "reason"),
     [
         ("folder", "is a folder; a file is needed"),
-        ("pipe", "is no regular file"),  # opening it would wait for ever
-        ("/dev/null", "is a device"),  # would be replaced by a file
+        ("pipe", "a device or a pipe"),  # opening it would wait for ever
+        ("/dev/null", "a device or a pipe"),  # would be replaced by a file
         ("file/x.csv", "file is a file, not a folder"),
         ("/proc/x.csv", "cannot be written"),
         ("x" * 300 + ".csv", "File name too long"),
@@ -33,10 +32,8 @@ def here(tmp_path, monkeypatch) -> Path:
 )
 def test_a_place_that_cannot_be_written_is_named_with_its_option(here, path, reason):
     before = sorted(os.listdir())
-    with pytest.raises(OutputPathError) as caught:
+    with pytest.raises(ValueError, match=f"^--output {path}: .*{reason}"):
         check_place("--output", Path(path))
-    assert str(caught.value).startswith(f"--output {path}: ")
-    assert reason in str(caught.value)
     assert sorted(os.listdir()) == before
 
 
@@ -47,21 +44,3 @@ def test_a_place_that_can_be_written_is_left_as_it_was(here, path):
     check_folder("--figures", Path(path).parent)
     assert sorted(here.rglob("*")) == before
     assert Path("file").read_text() == "old"
-
-
-def test_a_full_disk_leaves_the_old_file_and_names_it(here, monkeypatch):
-    whole = Path.write_bytes
-
-    def half(self: Path, content: bytes) -> int:
-        whole(self, content[: len(content) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", half)
-    for path, before in (("file", "old"), ("new", None)):
-        with pytest.raises(OutputPathError) as caught:
-            write_whole(Path(path), "new content")
-        assert str(caught.value) == (
-            f"{path}: cannot be written (No space left on device); what was there before is unchanged"
-        )
-        assert (Path(path).read_text() if Path(path).exists() else None) == before
-    assert not list(here.rglob(".writing-*"))

@@ -163,22 +163,25 @@ def test_a_full_disk_leaves_no_half_row(path, monkeypatch):
 
 def append_many(path: Path, nth: int, start) -> None:
     start.wait()
-    for _ in range(20):
-        append_rows(path, [row("cora", "fused3s", 1.0, run_id=str(nth), note="x")] * 2)
+    for place in "abcdef":  # columns come later, in the order of the processes
+        more = {"note": "x"} if nth % 2 else {"region": "y", "max_sm_clock": 5}
+        append_rows(path.with_name(place) / "r.csv", [row("cora", "fused3s", 1.0, run_id=str(nth))] * 2)
+        append_rows(path.with_name(place) / "r.csv", [row("cora", "fused3s", 1.0, run_id=f"{nth}+", **more)] * 2)
 
 
-def test_several_processes_append_whole_rows(path):
+def test_several_processes_begin_files_and_append_whole_rows(path):
     fork = multiprocessing.get_context("fork")
     start = fork.Event()
-    processes = [fork.Process(target=append_many, args=(path, nth, start)) for nth in range(4)]
+    processes = [fork.Process(target=append_many, args=(path, nth, start)) for nth in range(8)]
     for process in processes:
         process.start()
     start.set()
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    assert len(read_rows(path)) == 1 + 4 * 20 * 2
-    assert len(cells(path.with_name(RUNS))) == 1 + 4
+    for found in path.parent.glob("*/r.csv"):
+        assert len(read_rows(found)) == 8 * 4
+        assert len(cells(found.with_name(RUNS))) == 8 * 2
 
 
 def test_a_lock_that_is_never_released_ends_with_a_message(path, monkeypatch):

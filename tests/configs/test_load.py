@@ -80,6 +80,7 @@ def test_the_sha_is_that_of_the_resolved_values(write):
         ("attention.backend=fused3s_papr", ["attention.backend = 'fused3s_papr'", "did you mean 'fused3s_paper'"]),
         ("runtime.device=gpu", ["runtime.device = 'gpu'", "auto|cpu|cuda"]),
         ("training.lr=1e300", ["training.lr = 1e+300", "less than or equal"]),
+        ("training.weight_decay=1e39", ["training.weight_decay = 1e+39", "less than or equal"]),
         ("training.seeds=[1, 1]", ["training.seeds = [1, 1]", "once"]),
         ("data.split=test", ["data.split = 'test' and data.name = 'cora'", "single graph; only null"]),
         ("data.path=a.npz", ["data.source = 'official' and data.path = 'a.npz'"]),

@@ -1,4 +1,6 @@
 import gzip
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +158,11 @@ def broken_csr(path):
     np.savez(path / "m.npz", indptr=csr.indptr, indices=csr.indices + 9, data=csr.data, shape=csr.shape, format=b"csr")
 
 
+def twice(path):
+    with zipfile.ZipFile(authors_npz(path / "a.npz"), "a") as archive, warnings.catch_warnings(action="ignore"):
+        archive.writestr("src_li.npy", archive.read("src_li.npy"))
+
+
 BAD = {
     "unknown ending": (text("a.json", "{}"), r"unknown format; allowed endings are \.npz, \.mtx, \.txt"),
     "folder": (lambda path: (path / "a.npz").mkdir(), "cannot be read"),
@@ -165,6 +172,7 @@ BAD = {
         r"holds the arrays \['rows'\]; allowed are src_li",
     ),
     "pickled": (authors(src_li=np.array([{}], object)), "allow_pickle=False"),
+    "an array twice": (twice, "an array is there twice: src_li, dst_li, num_nodes, src_li"),
     "lengths": (authors(dst_li=COL[:3]), "src_li has 5 entries and dst_li 3"),
     "float ids": (authors(src_li=ROW * 1.0), r"src_li has shape \(5,\), dtype float64; 1-D integers"),
     "negative row": (authors(src_li=ROW - 1), "edge 0 has the row.* -1; allowed are 0 to 3"),
@@ -182,6 +190,7 @@ BAD = {
     "mtx dense": (text("a.mtx", "%%MatrixMarket matrix array real general\n1 1\n1.0\n"), "a dense array"),
     "words": (text("a.txt", "# c\n0 1\nzero one\n"), "cannot be read .*zero"),
     "id beyond int64": (text("a.txt", "0 1\n99999999999999999999 2\n"), "cannot be read"),
+    "a long word": (text("a.csv", "x" * 10**6 + ",1\n0,1\n"), "cannot be read .{1,502}; correct it"),
     "negative id": (text("a.txt", "0 1\n-3 1\n"), "holds the node id -3; ids of 0 and above"),
     "truncated gzip": (damaged("snap.txt.gz", lambda whole: whole[:-9]), "cannot be read"),
     "csv header only": (text("a.csv", "id_1,id_2\n"), "holds no edge"),
@@ -213,6 +222,11 @@ def test_a_graph_that_does_not_fit_is_refused(tmp_path, monkeypatch):
         MemoryError, match=r"num_nodes is 2,000,000,000, with 5 edges: about 29\.8 GiB needed, 1\.0 GiB"
     ):
         load(authors_npz(tmp_path / "a.npz", num_nodes=2 * 10**9))
+    zeros = np.zeros(2**18, np.int64)
+    np.savez_compressed(tmp_path / "bomb.npz", src_li=zeros, dst_li=zeros, num_nodes=1)
+    monkeypatch.setattr("data.memory.available_bytes", lambda: 2**20)
+    with pytest.raises(MemoryError, match=r"bomb\.npz: about"):
+        load(tmp_path / "bomb.npz")
 
 
 @pytest.mark.parametrize("lines", ['"0","1"\n"1","2"\n', "0.0,1.0\n1.0,2.0\n", "node 1,2nd\n0,1\n1,2\n"])

@@ -125,7 +125,8 @@ def test_the_files_are_made_once_and_again_if_the_archive_changes(load, little_m
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"), [("u", 60000, r"edge \[60000, \d+\] in a graph"), ("feat", np.nan, "feat holds NaN")]
+    ("name", "value", "message"),
+    [("u", 60000, r"mine\.npz: edge \[60000, \d+\] in a graph"), ("feat", np.nan, "feat holds NaN")],
 )
 def test_a_wrong_archive_leaves_nothing(load, little_memory, tmp_path, name, value, message):
     arrays = random_collection()
@@ -134,6 +135,34 @@ def test_a_wrong_archive_leaves_nothing(load, little_memory, tmp_path, name, val
     with pytest.raises(ValueError, match=message):
         load(arrays)
     assert folders(tmp_path) == []
+
+
+def changed_array(name, change):
+    def damage(folder):
+        array = np.load(folder / name)
+        np.save(folder / name, change(array))
+
+    return damage
+
+
+DAMAGES = {
+    "bit": lambda folder: (folder / "col.bin").write_bytes(b"\7" + (folder / "col.bin").read_bytes()[1:]),
+    "columns": lambda folder: (folder / "col.bin").unlink(),
+    "order": changed_array("indptr.npy", lambda indptr: np.r_[indptr[:9], indptr[-1], indptr[10:]]),
+    "type": changed_array("indptr.npy", lambda indptr: indptr.astype(np.float32)),
+    "width": changed_array("feat.npy", lambda feat: feat.repeat(2, 1)),
+    "json": lambda folder: (folder / "about.json").write_text("[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_converted_files_that_are_damaged_are_named(load, little_memory, tmp_path, damage):
+    little_memory()
+    load(random_collection(count=60))
+    (kept,) = folders(tmp_path)
+    damage(kept)
+    with pytest.raises(ValueError, match=rf"{kept.name}: damaged .*; remove this folder, and it is made again"):
+        load()
 
 
 def test_what_does_not_fit_in_a_random_order_is_refused(load, little_memory):

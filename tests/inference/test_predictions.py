@@ -1,4 +1,4 @@
-"""Predictions are saved whole or not at all, and a place that cannot be written is found before the run."""
+"""Predictions in their files, and a place that cannot be written is found before the run."""
 
 import numpy as np
 import pytest
@@ -92,22 +92,6 @@ def test_classes_are_of_outputs_that_compete(contents, allowed):
     else:
         with pytest.raises(ValueError, match="--save classes: the outputs of mine are"):
             check_forms([Form.LOGITS, Form.CLASSES], of)
-
-
-def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    path = tmp_path / "out.npz"
-    path.write_text("old")
-
-    def full(file, content):
-        with file.open("wb") as written:
-            written.write(bytes(content)[:10])
-        raise OSError(28, "No space left on device", str(file))
-
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    with pytest.raises(OSError, match="No space left"):
-        save_predictions(path, LOGITS, rows())
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("place", ["out.xlsx", "folder.npy", "file/new/out.npy"])

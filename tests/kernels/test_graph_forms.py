@@ -175,6 +175,7 @@ def csc(offsets: list[int], rows: list[int]) -> torch.Tensor:
         (sp.eye_array(3), {"shape": (2, 3)}, ValueError, r"shape: got \(2, 3\), but the graph is \(3, 3\)"),
         (torch.eye(3).to_sparse_bsr((1, 1)), {}, TypeError, "layout torch.sparse_bsr with 2 dimensions"),
         (torch.ones(2, 2).to_sparse(1), {}, TypeError, "layout torch.sparse_coo with 2 dimensions"),
+        (sp.coo_array(np.ones(2)), {}, TypeError, r"SciPy array of shape \(2,\); 2-D, queries by keys"),
         (csc([0, 2, 1, 3], [0, 1, 0]), {}, ValueError, r"ccol_indices .* must ascend from 0 to 3.*got \[0, 2, 1, 3\]"),
         (csc([0, 1, 2, 3], [0, 2, 0]), {}, ValueError, r"row 1 \(targets\) holds ids from 0 to 2"),
         (EDGES, {"shape": (2, 3), "check": 1}, TypeError, "check: got 1; True and False are allowed"),

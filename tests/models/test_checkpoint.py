@@ -1,6 +1,8 @@
 """Bad arguments, and checkpoints: the error for a wrong one says what it is, and nothing changes."""
 
+import io
 import os
+import zipfile
 
 import pytest
 import torch
@@ -46,6 +48,14 @@ def test_a_checkpoint_of_another_model_lists_the_differences(make_model, tmp_pat
     assert "unknown: encoding.weight" in text
 
 
+def compressed(saved):
+    content = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(saved)) as old, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return content.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -54,6 +64,7 @@ def test_a_checkpoint_of_another_model_lists_the_differences(make_model, tmp_pat
         (lambda saved: saved[:-100], "truncated"),
         (lambda saved: saved[:5000] + bytes(64) + saved[5064:], "damaged"),
         (lambda saved: b"hello\n" * 99, "not a file of torch.save"),
+        (lambda saved: compressed(saved), "bytes, which are more than it has"),
     ],
 )
 def test_damaged_files(make_model, tmp_path, content, message):

@@ -4,7 +4,7 @@ import pytest
 from kernel_rows import row
 
 from bench.records import append_rows
-from report.rows import frame, recorded
+from report.rows import frame, provenance, recorded
 
 CORA = "71cccafe332d3db3"
 
@@ -22,6 +22,11 @@ CORA = "71cccafe332d3db3"
 def test_a_graph_is_real_by_its_source_and_its_edges(source, sha256, kind, label):
     found = frame([row("cora", "fused3s", 1.0, data_source=source, data_sha256=sha256)]).iloc[0]
     assert (found["kind"], found["label"]) == (kind, label)
+
+
+def test_text_of_a_csv_is_no_html():
+    found = frame([row("a<img src=x>", "fused3s", 1.0, device="GPU <script>")])
+    assert "<" not in found["label"][0] + provenance(found)
 
 
 def test_a_surrogate_measured_beside_its_original_is_a_twin_and_in_no_group():

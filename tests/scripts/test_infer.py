@@ -224,7 +224,7 @@ def test_what_an_end_before_the_end_leaves_behind(infer, tmp_path, monkeypatch, 
     ("given", "parts"),
     [
         (["--checkpoint", "README.md"], ["not a file of torch.save, or truncated; write it again"]),
-        (["--output", "README.md/out.npy"], ["README.md is no folder"]),
+        (["--output", "README.md/out.npy"], ["README.md is a file, not a folder"]),
         (["--results", "README.md/r.csv"], ["--results README.md/r.csv: cannot be written"]),
         (["runtime.device=cuda:99"], ["runtime.device = 'cuda:99': no such device", "allowed here are cpu"]),
     ],

@@ -80,7 +80,7 @@ def test_report_files_and_rows(train, tmp_path, monkeypatch):
     for seed in (3, 4):
         folder = tmp_path / "run" / f"seed_{seed}"
         assert {path.name for path in folder.iterdir()} == {
-            *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard")
+            *("last.pt", "best.safetensors", "best.json", "metrics.csv", "tensorboard", ".lock")
         }
         with (folder / "metrics.csv").open() as log:
             curves.append([float(epoch["valid_metric"]) for epoch in csv.DictReader(log)])

@@ -4,6 +4,8 @@ import copy
 import csv
 import dataclasses
 import math
+import os
+import resource
 
 import pytest
 import torch
@@ -174,7 +176,17 @@ def test_data_that_cannot_be_trained_on(nodes, make_config, replaced, tmp_path, 
 def test_a_state_that_is_cut_or_of_another_form(nodes, make_config, trained, tmp_path):
     trained(make_config(training__epochs=1), nodes, tmp_path)
     state = torch.load(tmp_path / "last.pt")
-    for change in ({"model": {}}, {"best": 3}, {"optimiser": None}):
+    best = state["best"]
+    for change in (
+        *(
+            {"model": {}},
+            {"best": 3},
+            {"best": None},
+            {"best": best | {"weights": {}}},
+            {"best": best | {"metric": "1"}},
+        ),
+        *({"optimiser": None}, {"epoch": 10**9}, {"epoch": -5}, {"finished": "no"}),
+    ):
         torch.save(state | change, tmp_path / "last.pt")
         with pytest.raises(TrainingError, match=r"last\.pt: damaged"):
             Trainer(make_config(training__epochs=1), nodes, tmp_path, seed=0, resume=True)
@@ -183,19 +195,44 @@ def test_a_state_that_is_cut_or_of_another_form(nodes, make_config, trained, tmp
         Trainer(make_config(), nodes, tmp_path, seed=0, resume=True)
 
 
-def test_a_damaged_log(nodes, make_config, tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda log: b"epoch,lr\nthree,1\n",
+        lambda log: log.replace(b"True", b"\x80"),
+        lambda log: log.replace(b"True", b"Tr"),
+        lambda log: log.replace(b"\n1,", b"\n1,7,"),
+        lambda log: log + log.split(b"\n")[1] + b"\n",
+    ],
+)
+def test_a_damaged_log(nodes, make_config, tmp_path, change):
     config = make_config(training__epochs=4, training__checkpoint_seconds=0)
     next(Trainer(config, nodes, tmp_path, seed=0).run())
-    (tmp_path / "metrics.csv").write_bytes(b"epoch,lr\nthree,1\n")
+    log = tmp_path / "metrics.csv"
+    log.write_bytes(change(log.read_bytes()))
     with pytest.raises(TrainingError, match=r"metrics\.csv: damaged .*; move it away"):
         list(Trainer(config, nodes, tmp_path, seed=0, resume=True).run())
 
 
-def test_a_full_disk_is_no_traceback_of_torch(nodes, make_config, tmp_path, monkeypatch):
-    def full(*_):
-        raise RuntimeError("[enforce fail at inline_con")
-
+def test_a_full_disk_is_no_traceback_of_torch(nodes, make_config, tmp_path):
     trainer = Trainer(make_config(training__checkpoint_seconds=0), nodes, tmp_path, seed=0)
-    monkeypatch.setattr("torch.save", full)
-    with pytest.raises(OSError, match=r"last\.pt: cannot be written; is the disk full\?"):
-        list(trainer.run())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"last\.pt: cannot be written \(File too large\); what was there before"):
+            list(trainer.run())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_two_trainings_of_a_folder(nodes, make_config, tmp_path):
+    """The second is refused while the first runs, and after it if it does not continue it."""
+    first, second = (Trainer(make_config(), nodes, tmp_path, seed=0) for _ in range(2))
+    running = first.run()
+    next(running)
+    with pytest.raises(OSError, match=rf"process {os.getpid()} of .* writes there"):
+        next(second.run())
+    assert len(list(running)) == 2
+    with pytest.raises(TrainingError, match="another process has trained there since; start again with --resume"):
+        next(second.run())
+    assert len(log_of(tmp_path)) == 3

@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 
 from configs import Config
 from models import CheckpointError
+from models.checkpoint import safetensors_bytes
 from training import load_weights
-from training.files import write_atomically
 from training.setup import build_model
-from training.weights import find_weights
+from training.weights import find_weights, read_about
 
 
 @pytest.fixture
@@ -68,8 +68,13 @@ def test_damaged_and_foreign_files(nodes, make_config, best, tmp_path):
         assert "is it truncated?" in problem(tmp_path / "cut.safetensors")
     save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     assert "not a checkpoint of this model" in problem(tmp_path / "other.safetensors")
-    for record in ('{"data": "tiny"}', "[]", '{"config": 5}', "[" * 5000):
-        save_file({"weight": torch.zeros(2)}, tmp_path / "new.safetensors", {"about": record})
+    for at in range(8, len(content), len(content) // 100):
+        flipped = content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
+        (tmp_path / "flipped.safetensors").write_bytes(flipped)
+        problem(tmp_path / "flipped.safetensors")
+    older = json.dumps(dataclasses.asdict(read_about(best)) | {"config": {"model": []}})
+    for record in ('{"data": "tiny"}', "[]", '{"config": 5}', older, "[" * 5000):
+        (tmp_path / "new.safetensors").write_bytes(safetensors_bytes({"weight": torch.zeros(2)}, {"about": record}))
         assert "new.safetensors: its record of the training run" in problem(tmp_path / "new.safetensors")
 
 
@@ -82,18 +87,3 @@ def test_inference_takes_the_weights_that_are_named_or_fit(nodes, make_config, b
     assert find_weights(make_config(), nodes.meta).path == best
     other = find_weights(make_config(model__dim=16), nodes.meta)
     assert (other.path, other.reason[-29:]) == (None, "are of another model or graph")
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    path = tmp_path / "folder" / "a.txt"
-    write_atomically(path, lambda unfinished: unfinished.write_text("old"))
-
-    def fail(unfinished):
-        unfinished.write_text("ne")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, fail)
-    assert path.read_text() == "old"
-    write_atomically(path, lambda unfinished: unfinished.write_text("new"))
-    assert [(one.name, one.read_text()) for one in path.parent.iterdir()] == [("a.txt", "new")]
