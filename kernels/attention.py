@@ -19,11 +19,20 @@ from typing import Any
 
 import torch
 
-from .arguments import check_dtype, check_flag, check_integer, check_word, resolve_device
+from .arguments import (
+    DTYPES,
+    MOST_COLUMNS,
+    check_dense,
+    check_dtype,
+    check_flag,
+    check_integer,
+    check_word,
+    resolve_device,
+)
 from .autocast import input_type
 from .backends import AUTO, REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
-from .call_shapes import DTYPES, HeadGroups, head_counts
+from .call_shapes import HeadGroups, head_counts
 from .dropout import Dropout
 from .edge_data import EdgeData
 from .errors import BackendUnavailableError, SlowerBackendWarning, UnsupportedGraphError
@@ -42,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 FASTEST = "fused3s"
 _warned: set[str] = set()  # reasons; one warning each
-MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
 
 
 @dataclass(frozen=True)
@@ -123,14 +131,13 @@ def plan_attention(
         ValueError, TypeError: the backend is unknown or does not support such inputs, or the graph is malformed.
     """
     device = resolve_device(device)
-    check_word("device", device.type, ("cpu", "cuda"))
     perm, method = None, reorder
     if isinstance(reorder, torch.Tensor):
         perm, method = reorder.to("cpu"), "given"
     else:
         check_method(method)
     num_lists = graph.num_lists if isinstance(graph, KeyLists) else 1
-    groups = HeadGroups.of(num_heads, num_kv_heads, num_lists, MOST_COLUMNS)
+    groups = HeadGroups.of(num_heads, num_kv_heads, num_lists)
     if groups is not None:  # heads of the backend
         num_heads //= groups.rows
     options = dtype, head_dim, num_heads, out_dtype, edge_data, backward
@@ -217,8 +224,7 @@ def sparse_attention(
         ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
+        check_dense(name, tensor)
     if q.dim() not in (2, 3, 4):
         raise ValueError(
             f"q: got shape {tuple(q.shape)}; [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d] is needed"
@@ -355,8 +361,7 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
         passed_over = [f"not {other}: {why}" for other, why in passed_over.items()]
         hint = "" if reorder == "none" else "reorder='none' needs no such backend; "
         raise BackendUnavailableError(f"no attention backend can run on {device}: {hint}{'; '.join(passed_over)}")
-    if name not in REGISTRY:
-        raise ValueError(f"backend: got {name!r}; allowed are 'auto', {', '.join(map(repr, REGISTRY))}")
+    check_word("backend", name, ("auto", *REGISTRY))
     backend = REGISTRY[name]
     if reason := backend.unavailable(device):
         raise BackendUnavailableError(f"backend {name} cannot run: {reason}")

@@ -7,12 +7,12 @@ from typing import Any, Literal, overload
 
 import torch
 
-from .arguments import check_flag, finite_number, resolve_device
+from .arguments import DTYPES, check_flag, finite_number, resolve_device
 from .autograd import OF_ROWS, attend_with_gradients, is_differentiated
 from .backends import REGISTRY
 from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
-from .call_shapes import DTYPES, CallShape, HeadGroups, check_tensors
+from .call_shapes import CallShape, HeadGroups, check_tensors
 from .dropout import Dropout, make_dropout
 from .edge_data import BoundEdges, EdgeData, belongs_to_edges, bind, cast_floats, check_edges
 from .edge_groups import bind_groups, edges_of_call, groups_of
@@ -248,7 +248,7 @@ class AttentionPlan:
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
-        if edges is not None or isinstance(dropout, Dropout) or dropout != 0.0:
+        if edges is not None or type(dropout) is not float or dropout != 0.0:
             edges = self._bound(q, k, shape, edges, dropout)
         if shape is not None:
             q, k, v = shape.query(q), shape.key(k), shape.key(v)

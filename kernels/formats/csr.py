@@ -40,6 +40,8 @@ def csr_from_scipy(matrix: Any, edge_ids: bool = False) -> CSRPattern:
     Args:
         edge_ids: number the entries as `matrix.tocoo()` does.
     """
+    if len(matrix.shape) != 2:
+        raise TypeError(f"graph: got a scipy.sparse array of shape {matrix.shape}; one of two dimensions is needed")
     if not edge_ids or matrix.format == "csr":
         csr = matrix.tocsr()
         if csr.nnz == matrix.nnz:  # `tocsr` merges repeated entries of a COO matrix

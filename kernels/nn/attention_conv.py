@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from .. import AttentionPlan, EdgeData, SlowerBackendWarning
+from ..arguments import MOST_COLUMNS, check_dense, check_integer, check_rate
 from ..autocast import input_type
+from ..formats.csr import MAX_DIM
 from .base import Layer
+from .lazy_linear import check_columns
 from .planned_edges import plan_edge_index, require_gradients
 from .self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 
@@ -56,6 +59,7 @@ class AttentionConv(Layer):
             return edge_index, None
         check_graph(edge_index)
         if features is not None:
+            check_dense("edge_attr", features)
             features = features[:, None] if features.dim() == 1 else features
             num_edges = edge_index.shape[1] if edge_index.layout == torch.strided else edge_index._nnz()
             if features.shape != (num_edges, self.edge_dim):
@@ -134,10 +138,35 @@ class AttentionConv(Layer):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
 
 
-def check_dropout(rate: float) -> None:
-    """Raise a ValueError unless this is a dropout rate."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout: got {rate}; a rate from 0 to below 1 is needed")
+def check_layer(
+    in_channels: int | tuple[int, int], out_channels: int, heads: int, dropout: float, edge_dim: int | None
+) -> tuple[int, int]:
+    """Columns of sources and of targets.
+
+    Raises:
+        TypeError, ValueError: an argument of a layer is wrong.
+    """
+    for name, size in (("out_channels", out_channels), ("heads", heads)):
+        check_integer(name, size, 1, MOST_COLUMNS)
+    if edge_dim is not None:
+        check_integer("edge_dim", edge_dim, 1, MAX_DIM)
+    check_rate("dropout", dropout)
+    return check_columns(in_channels)
+
+
+def ends_of(x: Tensor | tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """Features of sources and of targets.
+
+    Raises:
+        TypeError: x is neither a tensor nor two.
+    """
+    if isinstance(x, Tensor):
+        return x, x
+    if not isinstance(x, (tuple, list)) or len(x) != 2:
+        raise TypeError(
+            f"x: got {type(x).__name__}; a tensor [N, F], or two, [sources, F] and [targets, F'], is needed"
+        )
+    return x
 
 
 def warn_of_slower_layer(reason: str) -> None:
