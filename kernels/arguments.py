@@ -89,7 +89,6 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
     except RuntimeError:
         raise ValueError(f"device: got {device!r}; allowed are 'cpu', 'cuda', 'cuda:0', 'cuda:1', ...") from None
     if device.type != "cuda":
-        check_word("device", device.type, ("cpu", "cuda"))
         return device
     index = torch.cuda.current_device() if device.index is None and found else device.index or 0
     if index >= found:

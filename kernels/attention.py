@@ -131,6 +131,7 @@ def plan_attention(
         ValueError, TypeError: the backend is unknown or does not support such inputs, or the graph is malformed.
     """
     device = resolve_device(device)
+    check_word("device", device.type, ("cpu", "cuda"))
     perm, method = None, reorder
     if isinstance(reorder, torch.Tensor):
         perm, method = reorder.to("cpu"), "given"

@@ -59,8 +59,8 @@ def copy_padded_(target: Tensor, rows: Tensor, padding: float = 0) -> None:
     check_dense("rows", rows)
     if not (rows.dim() and target.dim()) or len(rows) > len(target) or rows.shape[1:] != target.shape[1:]:
         raise ValueError(
-            f"rows: got shape {tuple(rows.shape)}; the target has shape {tuple(target.shape)}: rows of the same "
-            "shape, and not more of them, are needed"
+            f"rows: got shape {tuple(rows.shape)}; the target has room for {tuple(target.shape)}: up to "
+            f"{sum(target.shape[:1])} rows of the same shape"
         )
     target[: len(rows)].copy_(rows, non_blocking=True)
     target[len(rows) :].fill_(padding)

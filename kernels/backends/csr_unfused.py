@@ -73,6 +73,8 @@ class CSRUnfusedBackend(Backend):
     traceable = False  # torch.compile supports neither torch's sparse products nor segment_reduce
 
     def unavailable(self, device: torch.device) -> str | None:
+        if device.type not in ("cpu", "cuda"):
+            return f"torch's sparse products run on the CPU and on CUDA, and these tensors are on {device}"
         if device.type == "cuda" and not torch.cuda.is_available():
             return "no NVIDIA GPU found, or this PyTorch has no CUDA"
         return None

@@ -178,7 +178,11 @@ def test_calls_of_layers(layer):
         (lambda: plan_many([GRAPH]), TypeError, r"graphs: a sequence of \(graph, shape\) is needed"),
         (lambda: capture_step(int, torch.nn.ReLU()), RuntimeError, "a CUDA graph needs .* this one has no parameters"),
         (lambda: copy_padded_(torch.ones(3), [1]), TypeError, "rows: got list; a torch.Tensor"),
-        (lambda: copy_padded_(torch.tensor(1.0), rows()), ValueError, r"rows: got shape .* the target has shape \(\)"),
+        (
+            lambda: copy_padded_(torch.tensor(1.0), rows()),
+            ValueError,
+            r"rows: got shape .* the target has room for \(\)",
+        ),
         (lambda: PlanRoom("ab", 5, dtype=torch.half, head_dim=8, device="cpu"), ValueError, "shape: got 'ab'"),
         (lambda: list_backends("x"), ValueError, "device: got 'x'; allowed are 'cpu'"),
     ],
