@@ -155,6 +155,11 @@ def plan_attention(
         method = "none"
     if check is not None:
         check_flag("check", check)
+    if check and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "check: got True while a CUDA graph is captured, and the check waits for the GPU; plan before the capture, "
+            "or with check=False"
+        )
     pattern = graph_record(graph, shape, edge_data)
     graph_shape = pattern.shape[0] // num_lists, pattern.shape[1] // num_lists
     chosen = _choose(backend, device, inputs, method)
