@@ -19,6 +19,7 @@ import torch
 from hypothesis import assume, given, seed, settings
 from hypothesis import strategies as st
 from poison import poisoned_buffers
+from torch.nn.functional import leaky_relu, pad
 
 from fused3s import Dropout, EdgeData, ScoreTerm, plan_attention
 from fused3s.dropout import kept_edges
@@ -40,7 +41,7 @@ SHAPES = (
     *((1, 1, 128, 128, 0), (3, 3, 13, 13, 0), (2, 2, 32, 48, 0)),
 )
 KINDS = (*("none", "bias", "clamp", "features", "types", "factor", "GAT", "cap", "distance", "where", "additive"),)
-MATERIALISED = ("features", "types", "factor")  # kinds whose keys may be rounded
+ROUNDED = ("features", "types", "factor")  # kinds whose keys may be rounded
 INSTANCES = [
     (kind, SHAPES[(i + 4 * j) % len(SHAPES)], dtype) for j, dtype in enumerate(DTYPES) for i, kind in enumerate(KINDS)
 ]
@@ -127,112 +128,110 @@ def leaves_of(data: EdgeData | None) -> dict[str, torch.Tensor]:
     return {k: v for k, v in given.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
 
 
+def formula(
+    kind: str, case: Case, ends: list[torch.Tensor], data: dict[str, torch.Tensor], *, is_bound: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Scores [E, H] and values [E, H, d_v] of the edges, and whether a rounding may choose another branch of a score.
+
+    is_bound: of positive tensors, a score that grows with each of them at least as fast as the score does at most.
+    """
+    (q, k, v), row, col, scale = ends, case.row, case.col, abs(case.scale) if is_bound else case.scale
+    per = q.shape[1] // k.shape[1]
+
+    def spread(tensor: torch.Tensor, axis: int = 1) -> torch.Tensor:
+        return tensor.repeat_interleave(per, axis)
+
+    query, key, values, kink = q[row], spread(k)[col], spread(v)[col], None
+    if kind == "types":
+        key = key * spread(data["type_weight"])[torch.arange(len(row), device=row.device) % 3]
+    if kind == "factor":
+        key = key * torch.einsum("er,rhd->ehd", data["features"], spread(data["key_factor"]))
+    if kind == "features":
+        key = key + torch.einsum("er,hdr->ehd", data["features"], spread(data["key_weight"], 0))
+        values = values + torch.einsum("er,hdr->ehd", data["features"], spread(data["value_weight"], 0))
+    score = scale * (query * key).sum(-1)
+    match kind:
+        case "bias":
+            score = score * data["multiplier"][:, None] + data["bias"]
+        case "clamp":
+            score = score + data["bias"][:, None]
+            kink, clamped = score.abs() - CLAMP, score.clamp(-CLAMP, CLAMP)
+            score = score if is_bound else clamped
+        case "GAT":
+            score = data["a"][row] + spread(data["b"])[col]
+            score = score if is_bound else leaky_relu(score, SLOPE)
+        case "cap":
+            score = (score if is_bound else CAP * torch.tanh(score / CAP)) + data["b"][col, None]
+        case "distance":
+            score = score + (1 if is_bound else -1) * data["d"] * data["c"][:, None]
+        case "where":
+            of_row, factor = data["a"][row, None], data["c"]
+            kink, low, high = score - STEP, score * factor, torch.sigmoid(score) + of_row
+            score = low + score + of_row if is_bound else torch.where(score < STEP, low, high)
+        case "additive":
+            hidden = query + key if is_bound else leaky_relu(query + key, SLOPE)
+            score = scale * (hidden * spread(data["additive_weight"], 0)).sum(-1)
+    return score, values, kink is not None and bool((kink.abs() < KINK).any())
+
+
 class Oracle:
-    """The formula in float64, edge by edge; and how far a result may be off.
+    """Attention in float64, edge by edge, and how far a result may be off.
 
     Attributes:
         output, lse: [N, H, d_v] and [N, H].
-        near_kink: whether a rounding may choose another branch of the score.
-        error: [N, H], relative error of the weights of a row.
-        values: [E, H], norm of v_ij.
-        weight: [E, H], the softmax with dropout.
-        product: [E, H], largest possible |q| |k_ij|.
+        near_kink: from `formula`.
     """
 
-    def __init__(self, kind: str, case: Case, q, k, v, w: dict[str, torch.Tensor], dtype, types) -> None:
-        self.row, self.col, (num_rows, _) = case.row, case.col, case.shape
-        row, col, per = case.row, case.col, q.shape[1] // k.shape[1]
-
-        def spread(tensor: torch.Tensor, at: int = 1) -> torch.Tensor:
-            return tensor.repeat_interleave(per, at) if tensor.shape[at] > 1 or k.shape[1] == 1 else tensor
-
-        keys, values, queries = spread(k)[col], spread(v)[col], q[row]
-        if kind == "types":
-            keys = keys * spread(w["type_weight"])[types]
-        if kind == "factor":
-            keys = keys * torch.einsum("er,rhd->ehd", w["features"], spread(w["key_factor"]))
-        if kind == "features":
-            keys = keys + torch.einsum("er,hdr->ehd", w["features"], spread(w["key_weight"], 0))
-            values = values + torch.einsum("er,hdr->ehd", w["features"], spread(w["value_weight"], 0))
-        score, steepness, kink = case.scale * (queries * keys).sum(-1), 1.0, None
-        self.product = abs(case.scale) * queries.norm(dim=-1) * keys.norm(dim=-1)
-        match kind:
-            case "bias":
-                score, steepness = score * w["multiplier"][:, None] + w["bias"], w["multiplier"].abs()[:, None]
-            case "clamp":
-                score = score + w["bias"][:, None]
-                kink, score = (score.abs() - CLAMP).abs(), score.clamp(-CLAMP, CLAMP)
-            case "GAT":
-                score = torch.nn.functional.leaky_relu(w["a"][row] + spread(w["b"])[col], SLOPE)
-            case "cap":
-                score = CAP * torch.tanh(score / CAP) + w["b"][col, None]
-            case "distance":
-                score = score - w["d"] * w["c"][:, None]
-            case "where":
-                kink, steepness = (score - STEP).abs(), 1 + w["c"].abs()
-                score = torch.where(score < STEP, score * w["c"], torch.sigmoid(score) + w["a"][row, None])
-            case "additive":
-                weight = spread(w["additive_weight"], 0)
-                score = case.scale * (torch.nn.functional.leaky_relu(queries + keys, SLOPE) * weight).sum(-1)
-                self.product = abs(case.scale) * ((queries.abs() + keys.abs()) * weight.abs()).sum(-1)
-        self.near_kink = kink is not None and bool((kink < KINK).any())
+    def __init__(self, kind: str, case: Case, ends, data: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+        self._case, self._arguments, row = case, (kind, case), case.row
+        score, values, self.near_kink = formula(kind, case, ends, data)
         target = row[:, None].expand_as(score)
-        top = score.new_full(q.shape[:2], -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
+        self._zeros = ends[0].detach().new_zeros(ends[0].shape[:2])
+        top = self._zeros.sub(torch.inf).scatter_reduce(0, target, score.detach(), "amax")
         top = top.where(top > -torch.inf, 0.0)
         weight = torch.exp(score - top[row])
-        total = torch.zeros_like(top).index_add(0, row, weight)
-        self.lse = top + total.log()
-        weight = weight / total[row]
-        self.softmax = weight.detach()
+        total = self._zeros.index_add(0, row, weight)
+        self.lse, weight = top + total.log(), weight / total[row]
+        self._softmax = weight.detach()
         if case.rate:
-            kept = kept_edges(Dropout(case.rate, torch.tensor([case.seed], device=row.device)), row, col, q.shape[1])
-            weight = weight * kept / (1 - case.rate)
-        self.output = torch.zeros(num_rows, *values.shape[1:], dtype=DOUBLE, device=row.device).index_add(
-            0, row, weight[..., None] * values
-        )
-        self.weight, self.values, self.steepness = weight.detach(), values.detach().norm(dim=-1), steepness
-        of_scores = UNIT[dtype] if kind in MATERIALISED else min(UNIT[dtype], 2**-20)
-        largest = self._most(self.product.detach() * steepness + score.detach().abs())
-        self.error = UNITS * (UNIT[dtype] + of_scores * largest)
-        self.queries, self.keys = queries.detach(), keys.detach()
-        self.scale, self.tiny = abs(case.scale), TINY.get(dtype, 0.0)
+            dropout = Dropout(case.rate, torch.tensor([case.seed], device=row.device))
+            weight = weight * kept_edges(dropout, row, case.col, score.shape[1]) / (1 - case.rate)
+        zeros = self._zeros.new_zeros(*self._zeros.shape, values.shape[2])
+        self.output = zeros.index_add(0, row, weight[..., None] * values)
+        self._weight, self._values = weight.detach(), values.detach().norm(dim=-1)
+        size, _, _ = formula(kind, case, *positive(ends, data), is_bound=True)
+        of_score = UNIT[dtype] if kind in ROUNDED else min(UNIT[dtype], UNIT[FLOAT])
+        self._error = UNITS * (UNIT[dtype] + of_score * self._most(size))
+        self._tiny = TINY.get(dtype, 0.0)
 
     def _most(self, of_edges: torch.Tensor) -> torch.Tensor:
         """[N, H]: the largest value of a row's edges."""
-        target = self.row[:, None].expand_as(of_edges)
-        return torch.zeros_like(self.lse).detach().scatter_reduce(0, target, of_edges.detach(), "amax")
+        target = self._case.row[:, None].expand_as(of_edges)
+        return self._zeros.scatter_reduce(0, target, of_edges.detach(), "amax")
 
-    def allowed(self, rate: float) -> dict[str, torch.Tensor]:
-        """Of output and lse, [N, H]."""
-        return {
-            "output": self.error * self._most(self.values) / (1 - rate) + self.tiny,
-            "lse": self.error * (1 + self.lse.abs()),
-        }
+    def allowed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of rows of output and of lse, [N, H] each."""
+        output = self._error * self._most(self._values) / (1 - self._case.rate) + self._tiny
+        return output, self._error * (1 + self.lse.detach().abs())
 
-    def gradients_allowed(self, grad: torch.Tensor, grad_lse: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
-        """[N, H], [M, H_kv] of rows of q, k and v; "edge": [E, H], of anything else by what an edge adds to it."""
-        row, error = self.row, self.error[self.row]
-        size = grad.norm(dim=-1)[row]
-        most = (self._most(self.values)[row] + self.values) * size
-        of_score = (error * (self.weight + self.softmax) + self.tiny) * (most + grad_lse.abs()[row]) * self.steepness
-        of_key = of_score * self.scale * (1 + self.queries.norm(dim=-1))
-        of_query = of_score * self.scale * self.keys.norm(dim=-1)
+    def bound(self, ends, data: dict[str, torch.Tensor], grad: torch.Tensor, grad_lse: torch.Tensor) -> torch.Tensor:
+        """A number whose gradients are the allowed errors of the gradients; of positive tensors."""
+        row, error = self._case.row, self._error[self._case.row]
+        products = grad.norm(dim=-1)[row] * (self._most(self._values)[row] + self._values)  # of dO and v
+        of_scores = (error * (self._weight + self._softmax) + self._tiny) * (products + grad_lse.abs()[row])
+        of_values = (error * self._weight + self._tiny)[..., None] * grad.abs()[row]
+        score, values, _ = formula(*self._arguments, ends, data, is_bound=True)
+        return (score * of_scores).sum() + (values * of_values).sum()
 
-        def at_columns(of_edges: torch.Tensor) -> torch.Tensor:
-            found = of_edges.new_zeros(len(k), of_edges.shape[1]).index_add(0, self.col, of_edges)
-            return found.unflatten(1, (k.shape[1], -1)).sum(-1)
 
-        return {
-            "q": torch.zeros_like(self.lse).index_add(0, row, of_query),
-            "k": at_columns(of_key),
-            "v": at_columns((error * self.weight + self.tiny) * size),
-            "edge": of_score * (1 + self.product) + error * self.weight * size,
-        }
+def positive(ends, data: dict[str, torch.Tensor]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    return [each.abs() for each in ends], {name: each.abs() for name, each in data.items()}
 
 
 def check(kind: str, sizes: tuple[int, ...], dtype: torch.dtype, case: Case, backend: str, device: str) -> None:
     heads, kv_heads, dim, value_dim, batch = sizes
     is_fused, is_plain = backend == "fused3s", heads == kv_heads and not batch
+    # Rows of the mask of grouped queries, and its heads with a batch, are those of the planned graph.
     case = case._replace(row=case.row.to(device), col=case.col.to(device), rate=case.rate if is_plain else 0.0)
     generator = torch.Generator().manual_seed(case.seed)
 
@@ -240,18 +239,17 @@ def check(kind: str, sizes: tuple[int, ...], dtype: torch.dtype, case: Case, bac
         drawn = torch.randn(size, generator=generator).to(device, of)
         return drawn.mT.contiguous().mT if case.strided and len(size) > 1 else drawn
 
-    lead = (batch,) if batch else ()
-    (rows, cols), ends = case.shape, (heads, kv_heads, kv_heads)
-    tensors = [randn(*lead, n, h, d) for n, h, d in zip((rows, cols, cols), ends, (dim, dim, value_dim), strict=True)]
-    data = edge_data(kind, case, sizes, dtype, randn)
-    named = dict(zip("qkv", tensors, strict=True)) | leaves_of(data)
+    (rows, cols), lead = case.shape, (batch,) if batch else ()
+    columns = (rows, heads, dim), (cols, kv_heads, dim), (cols, kv_heads, value_dim)
+    tensors = {name: randn(*lead, *size) for name, size in zip("qkv", columns, strict=True)}
+    edges = edge_data(kind, case, sizes, dtype, randn)
+    tensors |= leaves_of(edges)
     if case.with_gradients:
-        for each in named.values():
+        for each in tensors.values():
             each.requires_grad_()
     graph = torch.stack([case.col, case.row])
     if case.form == "csr":
-        counts = torch.bincount(case.row, minlength=rows)
-        graph = torch.nn.functional.pad(counts.cumsum(0), (1, 0)), case.col
+        graph = pad(torch.bincount(case.row, minlength=rows).cumsum(0), (1, 0)), case.col
     plan = plan_attention(
         graph,
         shape=case.shape,
@@ -261,69 +259,46 @@ def check(kind: str, sizes: tuple[int, ...], dtype: torch.dtype, case: Case, bac
         head_dim=max(dim, value_dim),
         num_heads=heads * max(batch, 1),
         num_kv_heads=kv_heads * max(batch, 1),
-        edge_data=data is not None,
+        edge_data=edges is not None,
         backward=case.with_gradients,
         reorder=case.reorder if is_fused else "none",
     )
     dropout = Dropout(case.rate, torch.tensor([case.seed], device=device)) if case.rate else 0.0
-    options = {"scale": case.scale, "edges": data, "dropout": dropout}
     poison = partial(poisoned_buffers, pytest.MonkeyPatch()) if is_fused else nullcontext
     with poison():
-        found = plan(*named_rows(named), return_lse=is_fused, **options)
-    output, lse = found if is_fused else (found, None)
-    exact = {name: each.detach().double().requires_grad_() for name, each in named.items()}
-    of_batch = [
-        Oracle(
-            kind,
-            case,
-            *([each[b] for each in named_rows(exact)] if batch else named_rows(exact)),
-            exact,
-            dtype,
-            None if data is None else data.types,
-        )
-        for b in range(max(batch, 1))
-    ]
-    assume(not any(each.near_kink for each in of_batch))
-    grad, grad_lse = randn(*output.shape), randn(*output.shape[:-1], of=FLOAT) * (lse is not None)
+        q, k, v = (tensors[name] for name in "qkv")
+        results = plan(q, k, v, scale=case.scale, edges=edges, dropout=dropout, return_lse=is_fused)
+    results = list(results) if is_fused else [results]
+    factors = [randn(*results[0].shape), randn(*results[0].shape[:-1], of=FLOAT)][: len(results)]
 
-    def of(tensor: torch.Tensor, b: int) -> torch.Tensor:
-        return tensor[b] if batch else tensor
-
-    loss = 0.0
-    for b, oracle in enumerate(of_batch):
-        allowed = oracle.allowed(case.rate)
-        assert_near("output", of(output, b), oracle.output, allowed["output"])
-        if lse is not None:
-            assert_near("lse", of(lse, b)[..., None], oracle.lse[..., None], allowed["lse"])
+    exact = {name: each.detach().double().requires_grad_() for name, each in tensors.items()}
+    sizes_of = {name: each.detach().abs().requires_grad_() for name, each in exact.items()}
+    loss = bound = 0.0
+    for b in range(batch) if batch else (...,):
+        oracle = Oracle(kind, case, [exact[name][b] for name in "qkv"], exact, dtype)
+        assume(not oracle.near_kink)
+        expected = [oracle.output, oracle.lse]
+        for what, found, wanted, allowed in zip(("output", "lse"), results, expected, oracle.allowed(), strict=False):
+            shape = (*wanted.shape[:2], -1)
+            assert_near(what, found[b].reshape(shape), wanted.reshape(shape), allowed)
+        given = [each[b].double() for each in factors] + [torch.zeros_like(oracle.lse)] * (2 - len(factors))
         finite = oracle.lse.where(oracle.lse > -torch.inf, 0.0)
-        loss = loss + (oracle.output * of(grad, b)).sum() + (finite * of(grad_lse, b)).sum()
+        loss = loss + (oracle.output * given[0]).sum() + (finite * given[1]).sum()
+        bound = bound + oracle.bound([sizes_of[name][b] for name in "qkv"], sizes_of, *given)
     if not case.with_gradients:
         return
-    results, factors = ([output], [grad]) if lse is None else ([output, lse], [grad, grad_lse])
     with poison():
-        found = torch.autograd.grad(results, list(named.values()), factors, allow_unused=True)
-    wanted = torch.autograd.grad(loss, list(exact.values()), allow_unused=True)
-    bounds = [
-        each.gradients_allowed(of(grad, b).double(), of(grad_lse, b).double(), of(tensors[1], b))
-        for b, each in enumerate(of_batch)
-    ]
-    largest = max((float(each.detach().abs().max()) for name, each in named.items() if each.numel()), default=1.0)
-    for name, left, right in zip(named, found, wanted, strict=True):
-        shape = named[name].shape
-        left, right = (torch.zeros(shape, device=device) if each is None else each for each in (left, right))
-        if name in ("q", "k", "v"):
-            for b, bound in enumerate(bounds):
-                assert_near(f"gradient of {name}", of(left, b), of(right, b).double(), bound[name])
-        elif left.numel():
-            of_edges = sum(bound["edge"].sum(1) for bound in bounds)
-            is_of_edges = name in ("bias", "multiplier", "features", "c")
-            bound = (of_edges if is_of_edges else of_edges.sum().expand(shape[0])) * max(largest, 1) ** 2
-            left, right = (each.reshape(shape[0], -1) for each in (left, right))
-            assert_near(f"gradient of {name}", left, right.double(), bound)
-
-
-def named_rows(named: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    return [named[name] for name in "qkv"]
+        found = torch.autograd.grad(results, list(tensors.values()), factors, allow_unused=True)
+    wanted, allowed = (
+        torch.autograd.grad(total, list(of.values()), allow_unused=True, materialize_grads=True)
+        for total, of in ((loss, exact), (bound, sizes_of))
+    )
+    for name, left, right, limit in zip(tensors, found, wanted, allowed, strict=True):
+        if left is None:
+            assert not right.any(), f"no gradient of {name}"
+        else:
+            left, right, limit = (each.flatten(1) if each.dim() > 1 else each[:, None] for each in (left, right, limit))
+            assert_near(f"gradient of {name}", left, right, limit.norm(dim=-1))
 
 
 def assert_near(what: str, found: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> None:
