@@ -12,9 +12,10 @@ import os
 import socket
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -28,6 +29,10 @@ COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may
 MEETING_TIMEOUT = 120.0  # the same, at the start
 REASON_TIMEOUT = 3.0  # seconds to wait for the reason of a rank that closed its connection
 POLL_SECONDS = 0.1
+# Set unless the environment sets them. NCCL's blocks go before those of a kernel that fills the GPU: an exchange would
+# otherwise begin when attention over a rank's own columns ends. A capture waits for no other rank, as it would in order
+# to register buffers.
+NCCL_DEFAULTS = {"TORCH_NCCL_HIGH_PRIORITY": "1", "NCCL_GRAPH_REGISTER": "0"}
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Result = TypeVar("Result")
@@ -44,6 +49,7 @@ class Group:
         backend: "nccl" or "gloo".
         handle: torch's process group; None for the default one.
         machines: number of machines that the ranks run on.
+        graphs: CUDA graphs that hold NCCL's kernels, see `parallel.capture`.
     """
 
     rank: int
@@ -52,6 +58,7 @@ class Group:
     backend: str
     handle: "dist.ProcessGroup | None" = None
     machines: int = 1
+    graphs: Any = field(default_factory=weakref.WeakSet)
 
     @property
     def is_first(self) -> bool:
@@ -97,6 +104,8 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
         backend = "nccl" if per_machine <= gpus else "gloo"
     options = {"device_id": place} if backend == "nccl" else {}  # connects now, not in the first collective
     waits = timedelta(seconds=timeout)
+    for name, value in NCCL_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     try:
         meeting = timedelta(seconds=min(timeout, MEETING_TIMEOUT))
         store, *_ = next(dist.rendezvous("env://", rank, size, timeout=meeting))
@@ -109,8 +118,9 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
             f"{os.environ['MASTER_PORT']} ({_first_line(error)}); do all of them run, with the same WORLD_SIZE?"
         ) from error
     store = default_store()
+    group = Group(rank, size, place, backend, machines=-(-size // per_machine))
     try:
-        yield Group(rank, size, place, backend, machines=-(-size // per_machine))
+        yield group
     except Exception as error:
         explained = _explained(error, store, rank, size)
         if backend == "gloo":  # closes the connections, which the others notice; NCCL would wait for work in flight
@@ -119,6 +129,9 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
         if rank == 0:
             _keep_store(store, size)
         raise explained from error
+    finally:
+        for captured in group.graphs:
+            captured.graph.reset()  # NCCL would wait for its end
     dist.destroy_process_group()
 
 
