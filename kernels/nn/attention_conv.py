@@ -35,7 +35,7 @@ class AttentionConv(Layer):
         Raises:
             TypeError, ValueError: see `fused3s.nn.planned_edges.plan_edge_index`.
         """
-        sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        sources, targets = two_sizes("num_nodes", num_nodes)
         edges, _ = self.edges_and_features(edge_index, None, min(sources, targets))
         parameters = list(self.parameters())
         if backward is None:
@@ -154,19 +154,33 @@ def check_layer(
     return check_columns(in_channels)
 
 
-def ends_of(x: Tensor | tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+def ends_of(x: Tensor | tuple[Tensor, Tensor | None], needs_targets: bool = True) -> tuple[Tensor, Tensor | None]:
     """Features of sources and of targets.
 
     Raises:
-        TypeError: x is neither a tensor nor two.
+        TypeError: x is neither a tensor of two dimensions nor two of them; without `needs_targets` the second may be
+            None.
     """
-    if isinstance(x, Tensor):
+    if isinstance(x, Tensor) and x.dim() == 2:
         return x, x
-    if not isinstance(x, (tuple, list)) or len(x) != 2:
-        raise TypeError(
-            f"x: got {type(x).__name__}; a tensor [N, F], or two, [sources, F] and [targets, F'], is needed"
-        )
-    return x
+    if isinstance(x, (tuple, list)) and len(x) == 2:
+        given = x if needs_targets or x[1] is not None else x[:1]
+        if all(isinstance(each, Tensor) and each.dim() == 2 for each in given):
+            return tuple(x)
+    got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    raise TypeError(f"x: got {got}; a tensor [N, F], or two, [sources, F] and [targets, F'], is needed")
+
+
+def two_sizes(name: str, sizes: int | tuple[int, int]) -> tuple[int, int]:
+    """Numbers of sources and of targets; one number is that of both.
+
+    Raises:
+        ValueError: these are no such numbers.
+    """
+    both = (sizes, sizes) if isinstance(sizes, int) else sizes
+    if not isinstance(both, (tuple, list)) or [type(each) for each in both] != [int, int] or min(both) < 0:
+        raise ValueError(f"{name}: got {sizes!r}; a number of nodes, or those of sources and of targets, is needed")
+    return tuple(both)
 
 
 def warn_of_slower_layer(reason: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .. import AttentionPlan, EdgeData, ScoreTerm
 from ..backends import REGISTRY
 from ..edge_data import edge_permutation
-from .attention_conv import AttentionConv, check_layer, ends_of
+from .attention_conv import AttentionConv, check_layer, ends_of, two_sizes
 from .edge_scores import refuse_plan, weights_of_edges
 from .joint_gat import SCORE, SCORE_OF_EDGES, GATCall
 from .joint_parameters import joint_parameters
@@ -128,10 +128,12 @@ class GATConv(AttentionConv):
         Returns:
             [N, H C], or [N, C] without concat; N counts targets.
         """
-        source, target = ends_of(x)
+        source, target = ends_of(x, needs_targets=False)
         root = self.res(target) if self.res is not None and target is not None else None
         if isinstance(edge_index, AttentionPlan) or (size is None and is_sparse(edge_index)):
             size = edge_index.shape[1], edge_index.shape[0]
+        elif size is not None:
+            size = two_sizes("size", size)
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
         edges, features = self.edges_and_features(edge_index, edge_attr, min(shape if size is None else size))

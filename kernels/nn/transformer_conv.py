@@ -19,7 +19,7 @@ from ..arguments import check_dense
 from ..autocast import input_type
 from ..edge_data import MAX_FEATURES
 from ..side_by_side import RowParts
-from .attention_conv import check_layer, ends_of, warn_of_slower_layer
+from .attention_conv import check_layer, ends_of, two_sizes, warn_of_slower_layer
 from .edge_attention import attend_edges
 from .edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from .joint_layer import LayerCall, takes_edges
@@ -114,7 +114,7 @@ class TransformerConv(JointModule):
         Raises:
             TypeError, ValueError: see `fused3s.nn.planned_edges.plan_edge_index`.
         """
-        sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        sources, targets = two_sizes("num_nodes", num_nodes)
         weight = self.lin_query.weight
         if backward is None:
             backward = torch.is_grad_enabled() and weight.requires_grad

@@ -153,9 +153,13 @@ def test_layers(layer, arguments, error, message):
 @pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
 def test_calls_of_layers(layer):
     ids = torch.zeros(2, 3, dtype=torch.int64)
-    for x in (None, np.ones((2, 5)), (torch.ones(2, 5),)):
+    rows = torch.ones(2, 5)
+    for x in (None, np.ones((2, 5)), (rows,), (rows, "a"), (None, rows), rows[0], rows[None]):
         with pytest.raises(TypeError, match=r"x: got .*; a tensor \[N, F\], or two"):
             layer(5, 4)(x, ids)
+    for size in ("8", (2, 2, 2), -1, (2.0, 2)):
+        with pytest.raises(ValueError, match=r"num_nodes: got .*; a number of nodes, or"):
+            layer(5, 4).plan(ids, size)
     with pytest.raises(TypeError, match=r"edge_attr: got str; a torch\.Tensor"):
         layer(5, 4, edge_dim=2)(torch.ones(2, 5), ids, "a")
 
