@@ -329,7 +329,7 @@ def draw_cases(instance: int, count: int, largest: int, backend: str, device: st
 def test_backends_in_torch(instance):
     dtype = INSTANCES[instance][2]
     backend = ("scatter", "csr_unfused")[instance % 2]
-    draw_cases(instance, CASES or 60, 40, backend, "cpu", {HALF: DOUBLE}.get(dtype, dtype))
+    draw_cases(instance, CASES or 165, 40, backend, "cpu", {HALF: DOUBLE}.get(dtype, dtype))
 
 
 @NEEDS_COMPILER
