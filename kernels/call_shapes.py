@@ -240,3 +240,23 @@ def check_tensors(
     if q.dtype not in DTYPES:
         raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")
     return False
+
+
+def check_results(
+    q: torch.Tensor, v: torch.Tensor, grad_output: torch.Tensor, output: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Raise for the first disagreement of checked q and v with the results of their call, or their gradient."""
+    if q.dim() == 2:
+        raise ValueError(f"q: got shape {tuple(q.shape)}; [num_rows, H, d] is needed")
+    shape = *q.shape[:-1], v.shape[-1]
+    for name, tensor, of_name, dtypes in (
+        ("grad_output", grad_output, shape, DTYPES),
+        ("output", output, shape, DTYPES),
+        ("lse", lse, shape[:-1], (torch.float32,)),
+    ):
+        check_dense(name, tensor)
+        if tensor.shape != of_name or tensor.device != q.device or tensor.dtype not in dtypes:
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}; {list(of_name)}, "
+                f"{' or '.join(map(str, dtypes))}, on {q.device} is needed"
+            )

@@ -12,7 +12,7 @@ from .autograd import OF_ROWS, attend_with_gradients, is_differentiated
 from .backends import REGISTRY
 from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
-from .call_shapes import CallShape, HeadGroups, check_tensors
+from .call_shapes import CallShape, HeadGroups, check_results, check_tensors
 from .dropout import Dropout, make_dropout
 from .edge_data import BoundEdges, EdgeData, belongs_to_edges, bind, cast_floats, check_edges
 from .edge_groups import bind_groups, edges_of_call, groups_of
@@ -194,8 +194,9 @@ class AttentionPlan:
             wanted: the fields of `Gradients` to compute.
 
         Raises:
-            ValueError: the plan was made without backward=True, its backend has no backward pass of its own, or
-                `wanted` names edge data of a call with grouped queries, a batch, or d_v other than d.
+            ValueError, TypeError: the plan was made without backward=True, its backend has no backward pass of its own,
+                a tensor is wrong, or `wanted` names edge data of a call with grouped queries, a batch, or d_v other
+                than d.
         """
         backend = REGISTRY[self.backend]
         if not (self.inputs.backward and backend.has_backward):
@@ -203,15 +204,22 @@ class AttentionPlan:
                 f"backward: got a plan of {self.backend} with backward={self.inputs.backward}; a plan made with "
                 "backward=True, of a backend with a backward pass of its own, is needed"
             )
+        check_tensors(q, k, v, self.shape, self.device, self.groups)
+        check_results(q, v, grad_output, output, lse)
         shape, wanted = CallShape.of(q, k, v, self.groups), frozenset(wanted)
+        allowed = Gradients._fields if shape is None else sorted(OF_ROWS)
+        if extra := wanted - set(allowed):
+            why = (
+                ""
+                if shape is None
+                else "; with grouped queries, a batch, or d_v other than d, autograd gives the others"
+            )
+            raise ValueError(
+                f"wanted: got {', '.join(map(str, sorted(extra, key=str)))}; {', '.join(allowed)} are allowed{why}"
+            )
         call = self._call(q, k, v, shape, scale, output.dtype, edges, dropout)
         if shape is None:
             return backend.attend_backward(self.data, call._replace(lse=lse), output, grad_output, wanted)
-        if extra := wanted - OF_ROWS:
-            raise ValueError(
-                f"wanted: got {', '.join(sorted(extra))}; with grouped queries, a batch, or d_v other than d, "
-                f"{', '.join(sorted(OF_ROWS))} are allowed; autograd gives the others"
-            )
         call = call._replace(lse=shape.rows_of(lse).contiguous())
         results = shape.query(output).contiguous(), shape.query(grad_output)
         return shape.gradients(backend.attend_backward(self.data, call, *results, wanted))
