@@ -85,7 +85,8 @@ class EdgeData:
 class BoundEdges:
     """Checked edge data in the order of one plan's backend; the result of `AttentionPlan.bind_edges`.
 
-    `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again.
+    `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again. Of the other fields a
+    call checks the lengths alone.
 
     Attributes:
         order: edge order of its plan; the plan's shape if nothing here belongs to an edge.

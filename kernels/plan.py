@@ -369,6 +369,8 @@ class AttentionPlan:
                 edges = self.bind_edges(edges, check_values=False)
             elif groups_of(edges) != self.groups or (edges.order is not self.edge_order and edges.order != self.shape):
                 raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
+            else:
+                self._check_lengths(edges)
             if shape is None:
                 check_edges(edges, q)
             else:
@@ -381,6 +383,23 @@ class AttentionPlan:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_dropout)
             raise ValueError(f"dropout: got {dropout.rate}; backend {self.backend} has no dropout, these have: {able}")
         return BoundEdges(dropout=dropout) if edges is None else replace(edges, dropout=dropout)
+
+    def _check_lengths(self, edges: BoundEdges) -> None:
+        """Raise a ValueError if `dataclasses.replace` changed more than weights: kernels would read past the ends."""
+        rows, lists = (1, 1) if self.groups is None else (self.groups.rows, self.groups.lists)
+        num_edges = 0 if self.edge_order is None else self.edge_order.edge_of_csr.shape[0]
+        for name, tensor, length in (
+            ("padded_features", edges.padded_features, num_edges),
+            ("types", edges.types, num_edges),
+            ("edge_values", edges.edge_values, num_edges),
+            ("row_values", edges.row_values, self.shape[0] * rows),
+            ("column_values", edges.column_values, self.shape[1] * lists),
+        ):
+            if tensor is not None and tensor.shape[0] != length:
+                raise ValueError(
+                    f"{name}: got {tensor.shape[0]} entries, but {length} are needed; weights alone may be replaced in "
+                    "bound edges: bind an EdgeData anew"
+                )
 
     def _require_data(self, verb: str) -> None:
         if REGISTRY[self.backend].data_type is None:
