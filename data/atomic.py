@@ -1,12 +1,16 @@
-"""Files and folders that are made whole or not at all."""
+"""Files and folders that are made whole or not at all, also after a kill or a power failure."""
 
 import os
+import platform
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
+
+UNFINISHED = ".writing-"  # begins the names of the folders that files are written in
 
 
 @contextmanager
@@ -14,13 +18,26 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; it becomes `path` when the block ends without an error.
 
     The temporary file has the name of `path`, since NumPy and torch read the format from it, and lies in a folder of
-    its own in the same place. Permissions are those of any new file.
+    its own in the same place. Permissions are those of any new file. A link `path` is replaced and not followed.
+
+    Raises:
+        OSError: the file could not be written, for example on a full disk; what was there before is unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as folder:
-        unfinished = Path(folder, path.name)
-        yield unfinished
-        os.replace(unfinished, path)
+    if path.is_dir():
+        raise OSError(f"{path}: is a folder, and is to be replaced by a file; move it away")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder:
+            unfinished = Path(folder, path.name)
+            yield unfinished
+            for each in (unfinished, *unfinished.rglob("*")):  # the name must never lead to missing content
+                _sync(each)
+            os.replace(unfinished, path)
+        _sync(path.parent)
+    except OSError as error:
+        if error.errno is None:  # one with a sentence of its own
+            raise
+        raise OSError(f"{path}: cannot be written ({error.strerror}); what was there before is unchanged") from error
 
 
 @contextmanager
@@ -33,3 +50,36 @@ def made_once(path: Path) -> Iterator[Path | None]:
         else:
             with replacing(path) as unfinished:
                 yield unfinished
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, which is made. What killed ones left unfinished in it is removed.
+
+    Raises:
+        OSError: another process holds the folder, or nothing can be written there.
+    """
+    lock = FileLock(folder / ".lock", blocking=False, thread_local=False, on_acquired=_sign)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        held = lock.acquire()
+    except Timeout as error:
+        holder = Path(lock.lock_file).read_text() or "another process"
+        raise OSError(f"{folder}: {holder} writes there; wait for its end, or name another folder") from error
+    with held:
+        for left in list(folder.rglob(f"{UNFINISHED}*")):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _sign(file: int) -> None:
+    os.ftruncate(file, 0)
+    os.write(file, f"process {os.getpid()} of {platform.node()}".encode())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
