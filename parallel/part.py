@@ -32,20 +32,19 @@ class Partition:
 
     Attributes:
         fingerprint: that of the source.
-        data: hash of the source's node data and row ids.
         method: one of `parallel.METHODS`.
         num_nodes, num_edges: rows of A, and its edges without duplicates.
         offsets: [P + 1] first row of each part in the partition's order, in which each part is contiguous.
         interior: [P] number of rows of each part without halo columns; they come first.
         edges: [P] number of edges of each part.
         halo: [P, P] rows that part p receives from part q.
-        files: [P] SHA-256 of each file of a part, by its name.
         about: description of the source, as in `GraphSource`.
+        data: hash of the source's node data and row ids.
+        files: [P] SHA-256 of each file of a part, by its name.
         sha256: of all this.
     """
 
     fingerprint: str
-    data: str
     method: str
     num_nodes: int
     num_edges: int
@@ -53,9 +52,10 @@ class Partition:
     interior: tuple[int, ...]
     edges: tuple[int, ...]
     halo: tuple[tuple[int, ...], ...]
-    files: tuple[Mapping[str, str], ...]
     about: Mapping[str, Any]
-    sha256: str
+    data: str = ""
+    files: tuple[Mapping[str, str], ...] = ()
+    sha256: str = ""
 
     @property
     def num_parts(self) -> int:
