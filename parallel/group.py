@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -156,6 +157,7 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
     except Exception as error:
         explained = _explained(error, store, rank, size)
         if backend == "gloo":  # closes the connections, which the others notice; NCCL would wait for work in flight
+            traceback.clear_frames(error.__traceback__)  # an unfinished collective in them keeps the group
             dist.destroy_process_group()
         _leave(store, rank, size)
         raise explained from error

@@ -318,10 +318,12 @@ def end_early(rank: int, how: str, who: int) -> tuple[str, float]:
     try:
         with ranks("cpu", timeout=60) as group:
             dist.barrier()
-            if rank == who and how == "killed":
+            if rank == who and how in ("killed", "killed before a broadcast"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if rank == who and how == "raises":
                 raise ValueError("the features hold a NaN")
+            if how == "killed before a broadcast":  # rank 0 alone meets the killed one
+                on_first_rank(group, lambda: None)
             time.sleep(1.5 * (rank == 1))
             sum_in_rank_order([torch.ones(3)], group)
     except (RankError, ValueError) as error:
