@@ -96,6 +96,12 @@ def partition_graph(
             raise ValueError(f"node data {name!r}: got {len(array)} rows; {source.num_nodes} are needed, one a node")
         if array.dtype.kind not in "biufc":
             raise ValueError(f"node data {name!r}: got {array.dtype}; numbers are needed")
+    for name, ids in source.row_ids.items():
+        if ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= source.num_nodes):
+            raise ValueError(
+                f"row ids {name!r}: got {ids.dtype} from {ids.min()} to {ids.max()}; integers from 0 to "
+                f"{source.num_nodes - 1} are needed"
+            )
     folder = Path(folder)
     request = {"version": VERSION, "fingerprint": source.fingerprint, "data": hash_of_data(source), "method": method}
     request["num_parts"] = num_parts
@@ -118,6 +124,8 @@ def _write_partition(
     if (scratch / "request.json").is_file():
         _check_same(folder, request, read_json(scratch / "request.json"))
     else:
+        if foreign := sorted(folder.glob("part_*")):
+            raise PartitionError(f"{foreign[0]}: is of another partition; remove it, or name another folder")
         _write_json(scratch / "request.json", request)
     say("counting edges")
     degrees = _kept(scratch / "degrees.npy", lambda: _degrees(source))

@@ -175,7 +175,7 @@ def load_part(
                 f"(torchrun --nproc-per-node {partition.num_parts}), or partition into {group.size}"
             )
         check_agreement(group, {"partition": partition.sha256})
-    if rank not in range(partition.num_parts):
+    if not isinstance(rank, int) or rank not in range(partition.num_parts):
         raise ValueError(f"rank: got {rank}; {folder} has parts 0 to {partition.num_parts - 1}")
     arrays: dict[str, dict[str, np.ndarray]] = {"node_": {}, "ids_": {}, "": {}}
     for file, sha256 in partition.files[rank].items():

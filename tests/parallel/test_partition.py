@@ -245,12 +245,23 @@ def test_another_graph_method_data_or_number_of_ranks_is_refused(parted):
         partition_graph(source_of(_random(71, 0.1)), parted, 2, "contiguous")
     with pytest.raises(PartitionError, match="method = 'contiguous', and 'metis'"):
         partition_graph(source, parted, 2, "metis")
-    (parted / "partition.json").unlink()  # of an unfinished partition its request is compared
-    with pytest.raises(KeyboardInterrupt):
-        partition_graph(source, parted, 2, "contiguous", say=_interrupt)
-    source.node_data["feat"][3] += 1
+    other = replace(source, node_data={"feat": source.node_data["feat"] + 1})
     with pytest.raises(PartitionError, match="data = "):
+        partition_graph(other, parted, 2, "contiguous")
+    with pytest.raises(KeyboardInterrupt):
+        partition_graph(source, parted.with_name("unfinished"), 2, "contiguous", say=_interrupt)
+    with pytest.raises(PartitionError, match="data = "):
+        partition_graph(other, parted.with_name("unfinished"), 2, "contiguous")
+    (parted / "partition.json").unlink()
+    with pytest.raises(PartitionError, match="part_0000: is of another partition"):
         partition_graph(source, parted, 2, "contiguous")
+
+
+@pytest.mark.parametrize("ids", [[3, 70], [-1], [1.5]])
+def test_row_ids_that_are_no_nodes_are_refused(tmp_path, ids):
+    source = replace(source_of(_random(70, 0.1)), row_ids={"valid": np.array(ids)})
+    with pytest.raises(ValueError, match="row ids 'valid': got .*; integers from 0 to 69"):
+        partition_graph(source, tmp_path, 2, "contiguous")
 
 
 def _interrupt(text: str) -> None:
