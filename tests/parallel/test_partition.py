@@ -260,7 +260,7 @@ def test_another_graph_method_data_or_number_of_ranks_is_refused(parted):
 @pytest.mark.parametrize("ids", [[3, 70], [-1], [1.5]])
 def test_row_ids_that_are_no_nodes_are_refused(tmp_path, ids):
     source = replace(source_of(_random(70, 0.1)), row_ids={"valid": np.array(ids)})
-    with pytest.raises(ValueError, match="row ids 'valid': got .*; integers from 0 to 69"):
+    with pytest.raises(ValueError, match=r"row ids 'valid': got .*; integers from 0 to 69"):
         partition_graph(source, tmp_path, 2, "contiguous")
 
 
