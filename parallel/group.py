@@ -151,7 +151,7 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
             f"{os.environ['MASTER_PORT']} ({_first_line(error)}); do all of them run, with the same WORLD_SIZE?"
         ) from error
     store = default_store()  # the same with another prefix
-    _join(store, rank)
+    _join(store, rank, size)
     try:
         yield group
     except Exception as error:
@@ -180,7 +180,7 @@ def _open_store(rank: int, timeout: float) -> "dist.Store":
 
 def _meet(store: "dist.Store", rank: int, size: int, deadline: float) -> None:
     """Wait until all ranks have joined the store."""
-    _join(store, rank)
+    _join(store, rank, size)
     while missing := sorted(set(range(size)) - _peers(store, size).keys()):
         if failure := _failure(store, rank, size):
             raise RankError(failure)
@@ -189,8 +189,15 @@ def _meet(store: "dist.Store", rank: int, size: int, deadline: float) -> None:
         time.sleep(POLL_SECONDS / 4)
 
 
-def _join(store: "dist.Store", rank: int) -> None:
-    store.set(f"process/{rank}", json.dumps([_machine(), os.getpid(), psutil.Process().create_time()]))
+def _join(store: "dist.Store", rank: int, size: int) -> None:
+    own = json.dumps([_machine(), os.getpid(), psutil.Process().create_time()])
+    for key, value, text in (
+        ("size", str(size), "WORLD_SIZE differs between ranks"),
+        (f"process/{rank}", own, f"two processes have RANK = {rank}"),
+    ):
+        if store.compare_set(key, "", value).decode() != value:
+            _tell(store, f"failed/{rank}", f"failed: {text}")
+            raise ValueError(text)
 
 
 def _peers(store: "dist.Store", size: int) -> dict[int, Peer]:
@@ -258,6 +265,8 @@ def _place() -> tuple[int, int]:
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise RankError(f"RANK = {rank} and WORLD_SIZE = {size}: a rank from 0 to WORLD_SIZE - 1 is needed")
+    if not (port := os.environ["MASTER_PORT"]).isdecimal() or not 0 < int(port) < 2**16:
+        raise RankError(f"MASTER_PORT = {port}: a port from 1 to 65535 is needed")
     return int(rank), int(size)
 
 

@@ -31,9 +31,17 @@ def test_a_rank_that_ends_early_ends_the_others_with_its_name_and_reason(who, ho
         assert seconds < SECONDS
 
 
-def test_ranks_that_do_not_meet_say_so():
-    found = run_alone(parallel_jobs.meet, 2, [1])
-    assert all("of 3: the ranks did not meet at 127.0.0.1" in text for text in found), found
+@pytest.mark.parametrize(
+    ("seconds", "variables", "message"),
+    [
+        (1, [{"WORLD_SIZE": "3"}] * 2, "rank 2 did not come in time"),
+        (60, [{"WORLD_SIZE": "3"}, {}], "WORLD_SIZE differs between ranks"),
+        (60, [{"MASTER_PORT": "70000"}] * 2, "MASTER_PORT = 70000: a port from 1 to 65535 is needed"),
+    ],
+)
+def test_ranks_that_do_not_meet_say_so(seconds, variables, message):
+    found = run_alone(parallel_jobs.meet, 2, [seconds, variables])
+    assert all(message in text for text in found), found
 
 
 def test_what_must_agree_is_compared(pool):

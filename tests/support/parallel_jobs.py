@@ -331,9 +331,9 @@ def end_early(rank: int, how: str, who: int) -> tuple[str, float]:
     return "", time.monotonic() - start
 
 
-def meet(rank: int, seconds: float) -> str:
+def meet(rank: int, seconds: float, variables: list[dict[str, str]]) -> str:
     """The error of a rank whose group never becomes complete."""
-    os.environ["WORLD_SIZE"] = "3"
+    os.environ.update(variables[rank])
     group_module.MEETING_TIMEOUT = seconds
     try:
         with ranks("cpu"):
