@@ -5,7 +5,9 @@ target's edges, scatter-add of the weighted V. TransformerConv itself cannot be 
 fixes the scale; the layer here calls the same routines of PyG. Q, K, V and the message of every edge are materialised,
 which runs out of memory on large graphs.
 
-The inputs' type is kept. Softmax divides by its sum plus 1e-16, which changes nothing: the sum is at least 1.
+The inputs' type is kept. Softmax divides by its sum plus 1e-16, which changes nothing: the sum is at least 1. Dropout
+is torch's, as in PyG, with masks of torch's generator: to compute those of the other backends from the seed of the call
+takes many torch calls, which are not part of PyG's time.
 """
 
 import importlib.util
@@ -15,7 +17,7 @@ from typing import Any, Optional
 
 import torch
 
-from fused3s.backends.base import Backend, Call, InputSpec, dropout_factors
+from fused3s.backends.base import Backend, Call, InputSpec
 from fused3s.edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
 from fused3s.formats.edges import canonical_csr, rows_of_edges
 
@@ -47,11 +49,7 @@ class PyGBackend(Backend):
     def attend(self, data: EdgeIndex, call: Call) -> torch.Tensor:
         query, key, value, scale, out_dtype, _, edges = call
         size = (key.shape[0], query.shape[0])
-        factors = None
-        if edges is not None and edges.dropout is not None:
-            col, row = data.edge_index
-            factors = dropout_factors(edges.dropout, row, col, query)
-        return _attention_layer()(data.edge_index, size, query, key, value, scale, edges, factors).to(out_dtype)
+        return _attention_layer()(data.edge_index, size, query, key, value, scale, edges).to(out_dtype)
 
 
 @cache
@@ -73,9 +71,8 @@ def _attention_layer() -> torch.nn.Module:
             value: torch.Tensor,
             scale: float,
             edges: BoundEdges | None,
-            factors: torch.Tensor | None,
         ) -> torch.Tensor:
-            inputs = {"query": query, "key": key, "value": value, "scale": scale, "edges": edges, "factors": factors}
+            inputs = {"query": query, "key": key, "value": value, "scale": scale, "edges": edges}
             return self.propagate(edge_index, size=size, **inputs)
 
         def message(
@@ -85,7 +82,6 @@ def _attention_layer() -> torch.nn.Module:
             value_j: torch.Tensor,
             scale: float,
             edges: Optional[BoundEdges],  # noqa: UP045 (PyG reads the annotations, and not this `X | None`)
-            factors: Optional[torch.Tensor],  # noqa: UP045
             index: torch.Tensor,
             ptr: Optional[torch.Tensor],  # noqa: UP045
             size_i: Optional[int],  # noqa: UP045
@@ -101,13 +97,16 @@ def _attention_layer() -> torch.nn.Module:
             if edges.value_weight is not None:
                 value_j = value_j + torch.einsum("er,hdr->ehd", edges.features, edges.value_weight)
             score = edge_products(query_i, key_j, edges) * scale
-            score = transform_scores(score, edges, lambda x: x[index], lambda x: x[edge_index_j])
-            # PyG's softmax and its gradient make NaN of a row with only -inf.
-            hidden = score == -torch.inf
-            score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
-            weight = softmax(score, index, ptr, size_i).masked_fill(hidden, 0.0)
-            if factors is not None:
-                weight = weight * factors
+            if edges.score is None:
+                weight = softmax(score, index, ptr, size_i)
+            else:
+                score = transform_scores(score, edges, lambda x: x[index], lambda x: x[edge_index_j])
+                # PyG's softmax and its gradient make NaN of a row with only -inf.
+                hidden = score == -torch.inf
+                score = score.masked_fill(hidden, torch.finfo(score.dtype).min)
+                weight = softmax(score, index, ptr, size_i).masked_fill(hidden, 0.0)
+            if edges.dropout is not None:
+                weight = torch.nn.functional.dropout(weight, edges.dropout.rate)
             return value_j * weight[..., None]
 
     return TransformerMessage()

@@ -11,14 +11,16 @@ the keys and values of other ranks are already there.
              combine   both outputs of the boundary rows by their log-sum-exp, in place
 
 Under torchrun: the whole graph on rank 0, and for each scheme (variant) attention on all ranks and, in region
-"exchange", the exchange of keys and values alone; each until the slowest rank is done.
+"exchange", the exchange of keys and values alone; each until the slowest rank is done. Rank 0 alone reads and
+partitions the graph.
 
-Each output is compared with float64 before its time is kept.
+Each output is compared with float64 before its time is kept, also that of a CUDA graph.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from bench.records import Row
 from bench.runner import Case, Context
 from bench.timers import Spread, time_kernel, time_passes
 from configs.bench import BenchConfig
+from fused3s.runtime.cuda_graph import CaptureError, capture
 from parallel import (
     Group,
     Part,
@@ -47,7 +50,8 @@ from parallel import (
     source_from_csr,
 )
 from parallel.attention import PartAttention
-from parallel.cost_model import LINKS, SCHEMES
+from parallel.capture import capture_together
+from parallel.cost_model import LINKS, choose_scheme, one_gpu_is_faster
 from parallel.rank_rows import combine_rows_
 
 
@@ -75,7 +79,7 @@ def measure(context: Context, case: Case) -> list[Row]:
     part = load_part(folder, group)
     expected = on_first_rank(group, work.expected)
     rows = [on_first_rank(group, lambda: work.whole(expected))]
-    for scheme in SCHEMES:
+    for scheme in context.config.schemes:
         if scheme != "heads" or case.heads >= group.size:
             rows += work.on_ranks(part, group, scheme, expected)
     return rows if group.is_first else []
@@ -89,8 +93,8 @@ def folder_of(context: Context, size: int) -> Path:
 def partitioned(context: Context, size: int) -> Path:
     """Folder of the graph's partition, made if it is missing."""
     folder, loaded = folder_of(context, size), context.loaded
-    indptr, col, _ = loaded.graph.adj_tensors("csc")
-    source = source_from_csr(indptr.numpy(), col.numpy(), fingerprint=loaded.meta.sha256)
+    arrays = loaded.row_pointers.numpy(), loaded.columns.numpy()
+    source = source_from_csr(*arrays, fingerprint=loaded.meta.sha256)
     partition_graph(source, folder, size, context.config.method, say=lambda text: cli.console.print(Text(text)))
     return folder
 
@@ -132,22 +136,33 @@ class Work:
         """
         attention = plan_part_attention(part, group, scheme=scheme, **self.options)
         q, k, v = (tensor[_rows(part, self.device)] for tensor in self.qkv)
-        blocks: list[Tensor] = []
-        gather_rows(part, attention(q, k, v), group, blocks.append)
         runs = {"none": lambda: attention(q, k, v)}
         if scheme != "heads":
             runs["exchange"] = lambda: attention.passes.exchange.start(k, v).wait()
+        shape = part.partition, self.case.heads, self.case.dim, self.dtype.itemsize, group.link
+        auto = "one GPU" if one_gpu_is_faster(*shape) else choose_scheme("auto", *shape).scheme
         case = replace(self.case, ranks=group.size, variant=scheme, order=part.partition.method)
-        checked = self._checked(torch.cat(blocks), expected) if group.is_first else {}
-        found = []
-        for region, run in runs.items():
-            run()
+        launches = self.context.config.launches if self.device.type == "cuda" else ("eager",)
+        found, checked = [], {}
+        for region, launch in product(runs, launches):
+            own, run = replace(case, region=region, launch=launch), runs[region]
+            try:
+                if launch == "cuda_graph":
+                    run = capture_together(partial(capture, run, self.device), group).replay
+            except CaptureError as error:  # on all ranks
+                found.append(self.context.failed(own, error, link=LINKS[group.link].name))
+                continue
+            output = run()
+            if region == "none":
+                blocks: list[Tensor] = []
+                gather_rows(part, output, group, blocks.append)
+                checked = self._checked(torch.cat(blocks), expected) if group.is_first else {}
             all_values(group, None)  # the ranks start together
             spread = time_passes(run, device=self.device, repeats=self.context.config.repeats)
             slowest = max(all_values(group, spread), key=lambda one: one.median)
             if group.is_first:
-                own = replace(case, region=region)
-                found.append(self._row(own, slowest, "passes", checked, link=LINKS[group.link].name))
+                note = f"passes; auto: {auto}"
+                found.append(self._row(own, slowest, note, checked, link=LINKS[group.link].name))
         return found
 
     def _calls(self, part: Part, attention: PartAttention, old_id: Tensor) -> dict[str, Callable[[], Any]]:
@@ -193,8 +208,8 @@ class Work:
         spread, timer = time_kernel(run, device=self.device, repeats=self.context.config.repeats)
         return self._row(case, spread, timer, checked)
 
-    def _row(self, case: Case, spread: Spread, timer: str, checked: dict[str, Any], **columns: Any) -> Row:
-        return self.context.row(case, **spread.columns(), **checked, **columns, note=timer)
+    def _row(self, case: Case, spread: Spread, note: str, checked: dict[str, Any], **columns: Any) -> Row:
+        return self.context.row(case, **spread.columns(), **checked, **columns, note=note)
 
 
 def _rows(part: Part, device: torch.device) -> Tensor:

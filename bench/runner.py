@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any, TypeVar
@@ -27,6 +27,7 @@ from data import GraphMeta, LoadedGraph
 from fused3s.formats.csr import CSRPattern
 from fused3s.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError
+from parallel.group import on_first_rank, share
 
 NOT_LOADED = 3  # exit status: a graph could not be loaded, and the others were measured
 REASON_CHARS = 160  # of a row of a table
@@ -212,6 +213,13 @@ def graph_columns(meta: GraphMeta) -> dict[str, Any]:
     }
 
 
+def load_once(load: Callable[[], LoadedGraph], group: Any) -> LoadedGraph:
+    """The graph on rank 0; its description alone on the other ranks, which wait."""
+    loaded = on_first_rank(group, load)
+    meta = share(group, loaded and loaded.meta)
+    return loaded or LoadedGraph(meta=meta)
+
+
 def pattern_on(device: torch.device, loaded: LoadedGraph) -> CSRPattern:
     """A graph as CSR arrays on a device, with int64 offsets."""
     if device.type == "cuda" and "cupy" in sys.modules:  # synthetic graphs are made with CuPy, which keeps its memory
@@ -329,7 +337,8 @@ def run_bench(
     with cli.progress(cases * max(1, len(config.names))) as advance:
         for name in config.names or [NONE]:
             try:
-                loaded = None if name == NONE else load(config.graph_of(name), measure.features)
+                get = partial(load, config.graph_of(name), measure.features)
+                loaded = None if name == NONE else load_once(get, group) if group else get()
             except (ValueError, OSError, MemoryError, RuntimeError) as error:  # the other graphs go on
                 if group or (isinstance(error, RuntimeError) and not is_out_of_memory(error)):
                     raise

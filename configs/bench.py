@@ -67,7 +67,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "plans": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 200, "seconds": 2.0},
     "preprocessing": {"graphs": ..., "cpu_edges": 20_000_000, "repeats": 10, "seconds": 2.0},
     "parallel": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 30}
-    | {"precisions": ("float16",), "ranks": (2, 4), "method": "metis"},
+    | {"precisions": ("float16",), "ranks": (2, 4), "method": "metis"}
+    | {"schemes": ("halo", "heads", "allgather"), "launches": ("eager", "cuda_graph")},
     "peak_rates": {"repeats": 20},
     "stability": {},
 }
@@ -176,6 +177,8 @@ class BenchConfig(Section):
     workloads: dict[str, Workload] = Field(default={})
     ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], List] = ()  # without torchrun
     method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
+    schemes: Annotated[tuple[Literal["halo", "heads", "allgather"], ...], List] = ()  # of the exchange, under torchrun
+    launches: Annotated[tuple[Literal["eager", "cuda_graph"], ...], List] = ()  # of passes of several ranks
     cpu_edges: int = Field(default=0, ge=0)  # of the largest graph whose format is also built on the CPU
     repeats: int = Field(default=1, ge=1, le=10**6)  # timed intervals, passes of a round, or calls; fewer of long ones
     budget_ms: Positive = 1.0  # of a round of passes, or of a row of steps: fewer of slow ones

@@ -86,7 +86,7 @@ class DataConfig(Section):
     root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
     path: str | None = None  # the user's own graph file; without it, source: file reads <root>/<name>.npz
     # Graphs per batch, for data sets of many small graphs; auto: about 200,000 nodes, for batches: all, whose default
-    # it is.
+    # it is. With training.sampler: neighbor training nodes per batch.
     batch_size: Count | Literal["auto"] = 1024
     batches: Count | Literal["all"] = 1  # batches that inference goes over; training goes over all
     order: Literal["dataset", "random"] = "dataset"  # order in which graphs are taken
@@ -222,7 +222,11 @@ class TrainingConfig(Section):
     schedule: Literal["constant", "cosine"] = "cosine"  # after the warm-up; cosine falls to 0 at the last epoch
     warmup_epochs: int = Field(default=0, ge=0)  # the learning rate rises linearly
     epochs: Passes = 200
+    # neighbor: a step takes data.batch_size training nodes of one graph and at each hop up to fan_out edges of a node.
+    sampler: Literal["none", "neighbor"] = "none"
+    fan_out: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = (15, 10, 5)
     patience: Passes | None = None  # stop after so many epochs without a better metric
+    ema: Probability = 0.0  # decay, a step, of an average of the weights, which is validated and kept; 0: none
     loss: Literal["auto", "l1", "l2"] = "auto"  # auto: by the metric (training.losses); l1 and l2 are of regression
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, else float32
     seeds: Annotated[tuple[Seed, ...], Field(strict=False)] = ()  # a run each
@@ -235,6 +239,9 @@ class TrainingConfig(Section):
             raise ValueError(f"{both}: the warm-up must be shorter")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"training.seeds = {list(self.seeds)}: each seed once")
+        default = type(self).model_fields["fan_out"].default
+        if self.sampler == "none" and self.fan_out != default:
+            raise ValueError(f"training.fan_out = {list(self.fan_out)} and training.sampler = 'none': use neighbor")
         return self
 
 
@@ -320,6 +327,13 @@ class TrainConfig(Config):
             f"data.order = {graphs.order!r}: training shuffles; use dataset": graphs.order != "dataset",
             f"data.split = {graphs.split!r}: training takes all splits; use null": graphs.split is not None,
         }
+        if self.training.sampler == "neighbor":
+            collection = not graphs.reads_file and data.info(graphs.name).num_graphs is not None
+            wrong[f"training.sampler = 'neighbor' and data.name = {graphs.name!r}: a collection; use none"] = collection
+            for key in ("pos_enc", "random_walk", "virtual_node", "edge_features"):
+                default, sampler = type(model).model_fields[key].default, "training.sampler = 'neighbor'"
+                problem = f"model.{key} = {getattr(model, key)!r} and {sampler}: samples have none; use {default!r}"
+                wrong[problem] = getattr(model, key) != default
         refuse(problem for problem, is_wrong in wrong.items() if is_wrong)
         return self
 

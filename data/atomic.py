@@ -4,7 +4,8 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,31 +24,45 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file could not be written, for example on a full disk; what was there before is unchanged.
     """
-    if path.is_dir():
-        raise OSError(f"{path}: is a folder, and is to be replaced by a file; move it away")
-    try:
+    with writing(path):
+        if path.is_dir():
+            raise OSError(f"{path}: is a folder, and is to be replaced by a file; move it away")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=_prefix(path), dir=path.parent) as folder:
             unfinished = Path(folder, path.name)
             yield unfinished
             for each in (unfinished, *unfinished.rglob("*")):  # the name must never lead to missing content
-                _sync(each)
+                if not each.is_symlink():
+                    _sync(each)
             os.replace(unfinished, path)
         _sync(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in the system's errors."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None:  # one with a sentence of its own
             raise
-        raise OSError(f"{path}: cannot be written ({error.strerror}); what was there before is unchanged") from error
+        is_other = error.filename and not str(error.filename).startswith(str(path.parent))
+        reason = error if is_other else error.strerror
+        raise OSError(f"{path}: cannot be written ({reason}); what was there before is unchanged") from error
 
 
 @contextmanager
 def made_once(path: Path) -> Iterator[Path | None]:
-    """As `replacing`, by one process at a time; yield None if `path` exists, or another process has made it."""
+    """As `replacing`, by one process at a time; yield None if `path` exists, or another process has made it.
+
+    What killed processes left unfinished of it is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():
             yield None
         else:
+            _remove(path.parent.glob(f"{_prefix(path)}*"))
             with replacing(path) as unfinished:
                 yield unfinished
 
@@ -60,16 +75,26 @@ def only_writer(folder: Path) -> Iterator[None]:
         OSError: another process holds the folder, or nothing can be written there.
     """
     lock = FileLock(folder / ".lock", blocking=False, thread_local=False, on_acquired=_sign)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        held = lock.acquire()
+        with writing(Path(lock.lock_file)):
+            folder.mkdir(parents=True, exist_ok=True)
+            held = lock.acquire()
     except Timeout as error:
         holder = Path(lock.lock_file).read_text() or "another process"
         raise OSError(f"{folder}: {holder} writes there; wait for its end, or name another folder") from error
     with held:
-        for left in list(folder.rglob(f"{UNFINISHED}*")):
-            shutil.rmtree(left, ignore_errors=True)
+        _remove(folder.rglob(f"{UNFINISHED}*"))
         yield
+
+
+def _prefix(path: Path) -> str:
+    """Of the names of the folders that `path` is written in: as long for a long name."""
+    return f"{UNFINISHED}{zlib.crc32(os.fsencode(path.name)):08x}-"
+
+
+def _remove(unfinished: Iterable[Path]) -> None:
+    for left in list(unfinished):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _sign(file: int) -> None:

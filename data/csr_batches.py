@@ -226,7 +226,7 @@ class CsrBatches:
     def largest_size(self, batches: Sequence[np.ndarray]) -> BatchSize:
         """Room for each of these batches, whose elements are ids of graphs."""
         rows, edges = (max(int(counts[ids].sum()) for ids in batches) for counts in (self.sizes, self.edge_counts))
-        return _rounded(max(map(len, batches)), rows, edges)
+        return rounded_size(max(map(len, batches)), rows, edges)
 
     def likely_size(self, ids: np.ndarray, batch_size: int) -> BatchSize:
         """Room for nearly all batches of `batch_size` graphs that are drawn from `ids` at random, and for each graph
@@ -237,7 +237,7 @@ class CsrBatches:
             likely = math.ceil(graphs * counts.mean() + SPREAD * math.sqrt(graphs) * counts.std())
             most = int(np.partition(counts, len(counts) - graphs)[len(counts) - graphs :].sum())
             found.append(min(most, max(likely, int(counts.max()))))
-        return _rounded(graphs, *found)
+        return rounded_size(graphs, *found)
 
     def fits(self, ids: np.ndarray, size: BatchSize) -> bool:
         """Whether a batch of `size` has room for these graphs."""
@@ -258,7 +258,8 @@ def to_device(array: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
     return array.to(device, non_blocking=True)
 
 
-def _rounded(graphs: int, rows: int, edges: int) -> BatchSize:
+def rounded_size(graphs: int, rows: int, edges: int) -> BatchSize:
+    """Room for these numbers."""
     return BatchSize(graphs, max(1, -(-rows // ROW_MULTIPLE)) * ROW_MULTIPLE, max(1, edges))
 
 

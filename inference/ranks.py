@@ -1,6 +1,6 @@
 """`inference.source` on several ranks: a part of one graph, or a share of the batches of a collection."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,15 +14,17 @@ from configs import Config
 from configs.resolve import check_machine, resolve_dtype
 from data import LoadedGraph
 from fused3s import AttentionPlan
+from fused3s.runtime.cuda_graph import CapturedGraph
 from inference.batches import SetRun
 from inference.memory import memory_for
 from inference.source import AllBatches, Attention, Source
 from models import Execution, GraphInputs, GraphModel
 from parallel import Group, Part, PartAttention, all_values, check_agreement, gather_rows, on_first_rank
+from parallel.capture import capture_together
 from parallel.collectives import gather_uneven
 from parallel.cost_model import LINKS, Choice
 from parallel.datasets import gather_labels, loaded_part, open_part
-from parallel.inputs import plan_model_attention, prepare_part, refuse_on_ranks, refuse_settings
+from parallel.inputs import plan_model_attention, prepare_part, refuse_on_ranks, refuse_settings, runs_on_one_gpu
 from parallel.report import partition_lines
 from parallel.sharing import share_of_batches
 
@@ -30,7 +32,7 @@ from parallel.sharing import share_of_batches
 class PartOfGraph(Source):
     """This rank's rows of one graph; `loaded` has their labels and splits."""
 
-    why_eager = "the ranks exchange rows within a pass"
+    exchanges = True
 
     def __init__(self, config: Config, group: Group, part: Part) -> None:
         if config.data.batches != 1:
@@ -51,6 +53,9 @@ class PartOfGraph(Source):
     def inputs(self, attention: PartAttention) -> GraphInputs:
         _check_backend(self.group, attention)
         return prepare_part(self.model, self.part, attention)
+
+    def capture(self, run: Callable[[], Tensor], device: torch.device) -> CapturedGraph[Tensor]:
+        return capture_together(lambda: super(PartOfGraph, self).capture(run, device), self.group)
 
     def predict(self, execution: Execution, attention: PartAttention) -> tuple[Tensor | None, None]:
         blocks: list[Tensor] = []
@@ -121,9 +126,10 @@ class ShareOfBatches(AllBatches):
         return {**_columns(self.group), "variant": "data parallel"}
 
 
-def load_on_ranks(config: Config, group: Group) -> Source:
-    """This rank's part of the graph, or its share of the collection."""
-    check_machine(config, group.device, resolve_dtype(config.attention.dtype, group.device))
+def load_on_ranks(config: Config, group: Group) -> Source | None:
+    """This rank's part of the graph, or its share of the collection; None if rank 0 is to run the graph alone."""
+    dtype = resolve_dtype(config.attention.dtype, group.device)
+    check_machine(config, group.device, dtype)
     name, arguments = config.data.name, config.load_arguments()
 
     def say(text: str) -> None:
@@ -134,7 +140,7 @@ def load_on_ranks(config: Config, group: Group) -> Source:
     with memory_for(f"loading {name}", config):
         part = open_part(config.data, config.runtime.seed, group, say)
         if part is not None:
-            return PartOfGraph(config, group, part)
+            return None if runs_on_one_gpu(part, group, config, dtype, say) else PartOfGraph(config, group, part)
         # Rank 0 alone downloads.
         loaded = on_first_rank(group, lambda: data.load(**arguments)) or data.load(**arguments)
     return ShareOfBatches(config, group, loaded)

@@ -79,7 +79,7 @@ def measure(source: Source, request: Request) -> Run:
     captured = False if source.why_eager else runtime.cuda_graph
     is_long = request.config.data.batches == "all" and callable(inputs)  # a function makes inputs of one shape
     options = {"backend": attention.backend, "dense": source.dense, "cuda_graph": captured, "is_long": is_long}
-    execution = prepare_execution(source.model, inputs, **options)
+    execution = prepare_execution(source.model, inputs, capture=source.capture, **options)
     single = request.config.data.batches == 1
     if source.dense == "auto" and single and execution.dense.path == "plain" and compiling_pays(source.model):
         console.print(Text(COMPILED_HINT))
@@ -89,15 +89,22 @@ def measure(source: Source, request: Request) -> Run:
     for _ in range(runtime.warmup):
         execution.run()
     reset_peak_memory(device)
-    times = time_model(execution, runtime.repeats, device)
+    times = time_model(execution, runtime.repeats, device, source.exchanges)
     logits, whole = source.predict(execution, attention)
     return Run(
         request, source, attention, execution, Cost(*times, format_build, peak_memory_mib(device)), logits, whole
     )
 
 
-def time_model(execution: Execution, repeats: int, device: torch.device) -> tuple[Spread, Spread | None, float | None]:
-    """Milliseconds of a forward pass, the share of attention in it, and that of waiting for a core (`HostLoad`)."""
+def time_model(
+    execution: Execution, repeats: int, device: torch.device, in_eager: bool
+) -> tuple[Spread, Spread | None, float | None]:
+    """Milliseconds of a forward pass, the share of attention in it, and that of waiting for a core (`HostLoad`).
+
+    Args:
+        in_eager: take the share of eager passes, also beside a CUDA graph: how often `time_attention` runs depends on
+            the times of a process, and the ranks would wait for each other.
+    """
     console.print(Text(f"timing forward passes: {repeats}"))
     load = HostLoad()
     forward = time_passes(execution.run, device=device, repeats=repeats)
@@ -106,7 +113,7 @@ def time_model(execution: Execution, repeats: int, device: torch.device) -> tupl
         return forward, None, waited
     few = max(1, repeats // 4)  # a share needs fewer passes than percentiles do
     console.print(Text(f"timing attention inside: {few}"))
-    if execution.captured:
+    if execution.captured and not in_eager:
         attention = time_attention(execution, device=device, repeats=few)
         shares = [milliseconds / forward.median for milliseconds in (attention.median, attention.p10, attention.p90)]
         return forward, Spread(*shares, attention.repeats), waited

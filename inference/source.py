@@ -19,7 +19,7 @@ from configs import Config
 from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
 from data.csr_batches import CsrBatches, GraphRange
-from fused3s.runtime.cuda_graph import CaptureError
+from fused3s.runtime.cuda_graph import CapturedGraph, CaptureError, capture
 from inference.batches import Passes, SetRun, eager_passes, replays, run_pass, run_set
 from inference.memory import memory_for
 from models import Execution, GraphInputs, GraphModel
@@ -48,9 +48,11 @@ class Source:
         model: the one that is measured, on `device` and in `dtype`.
         dense: implementation of the layers around attention, as `runtime.dense`.
         why_eager: why a pass cannot be a CUDA graph, once `inputs` were made; None if it can.
+        exchanges: whether a pass waits for other ranks: all of them must run as many.
     """
 
     why_eager: str | None = None
+    exchanges = False
 
     def __init__(self, config: Config, device: torch.device, loaded: LoadedGraph) -> None:
         self.config, self.device, self.loaded = config, device, loaded
@@ -92,6 +94,10 @@ class Source:
         """Inputs of the graph, or of the first batch; a function that makes those of the batch that is loaded, if one
         CUDA graph can run for all of them."""
         return self.model.prepare(self.loaded.graph, attention)
+
+    def capture(self, run: Callable[[], Tensor], device: torch.device) -> CapturedGraph[Tensor]:
+        """A pass as a CUDA graph, see `fused3s.runtime.cuda_graph.capture`."""
+        return capture(run, device)
 
     def predict(self, execution: Execution, attention: Attention) -> tuple[Tensor | None, SetRun | None]:
         """Logits [rows, classes] of all rows in their order, float32 on the CPU, None on a rank that reports nothing;

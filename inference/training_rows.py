@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bench.records import Row
@@ -13,9 +14,12 @@ from inference.report import run_columns
 from training import Trainer
 from training.log import LOG
 
+CURVE_POINTS = 40
+
 
 def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[Row]:
-    """The metric of a finished run on the validation and the test split, and the time of an epoch's steps.
+    """The metric of a finished run on the validation and the test split, the time of an epoch's steps, and that of the
+    whole training.
 
     Args:
         also: further columns.
@@ -30,6 +34,7 @@ def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[
         f"valid_{result.metric}": (trainer.unit or "1", [result.valid]),
         f"test_{result.metric}": (trainer.unit or "1", [result.test]),
         "epoch_time": ("ms", [1e3 * seconds for seconds in result.seconds]),
+        "training_time": ("s", [] if result.total_seconds is None else [result.total_seconds]),
     }
     return [
         Row(**shared | also, metric=metric, unit=unit, **Spread.of(values).columns())
@@ -44,14 +49,15 @@ def learning_curve(trainer: Trainer) -> list[float]:
 
 
 def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Path, also: dict[str, Any]) -> list[Row]:
-    """The learning curves of several seeds, of which `trainer` ran one; a run that stopped early counts with its last
-    value."""
+    """Up to CURVE_POINTS epochs, the first and the last among them, of the learning curves of several seeds, of which
+    `trainer` ran one; a run that stopped early counts with its last value. metrics.csv has all epochs."""
     about = {"metric": f"valid_{trainer.result.metric}", "unit": trainer.unit or "1"}
     shared = _columns(trainer, config_path) | {"variant": f"{len(curves)} seeds"} | about
     rows = []
-    for epoch in range(max(map(len, curves))):
-        spread = Spread.of([curve[min(epoch, len(curve) - 1)] for curve in curves])
-        rows.append(Row(**shared | also, region=f"epoch {epoch + 1}", **spread.columns()))
+    epochs = max(map(len, curves))
+    for epoch in np.linspace(1, epochs, min(epochs, CURVE_POINTS)).round().astype(int):
+        spread = Spread.of([curve[min(epoch, len(curve)) - 1] for curve in curves])
+        rows.append(Row(**shared | also, region=f"epoch {epoch}", **spread.columns()))
     return rows
 
 

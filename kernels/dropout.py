@@ -3,7 +3,7 @@
     O_i = sum_j keep_ij p_ij / (1 - rate) v_j          p is normalised over all edges, kept or not
 
 A hash of row, column, head and seed decides whether an edge is kept. All backends compute the same mask, in forward and
-backward passes; none stores it.
+backward passes, except the baseline `pyg`, whose mask is torch's; none of the others stores it.
 """
 
 from dataclasses import dataclass

@@ -36,6 +36,8 @@ class ConvNet(GraphModel):
     Args:
         layer: a name of LAYERS.
         out_heads: heads of the last layer.
+        pyg: whether the layers are PyG's own, to time training beside them. They take the edges of the plan in the
+            inputs, which is then one of the backend `pyg`.
         arguments: fields of `models.settings.Settings`, whose checks apply: `dim` is the width of all heads of a hidden
             layer, `dropout` the rate on the output of each hidden layer.
 
@@ -45,14 +47,18 @@ class ConvNet(GraphModel):
 
     pos_enc, random_walk, edge_features = 0, 0, "none"
 
-    def __init__(self, *, layer: str, out_heads: int = 1, **arguments: Any) -> None:
+    def __init__(self, *, layer: str, out_heads: int = 1, pyg: bool = False, **arguments: Any) -> None:
         super().__init__()
-        from fused3s import nn as nn_layers  # on use: it imports PyG, which takes seconds
+        if pyg:
+            from torch_geometric import nn as nn_layers
+        else:
+            from fused3s import nn as nn_layers  # on use: it imports PyG, which takes seconds
 
         name, options = LAYERS[layer]
         settings = Settings(**arguments)
         if not isinstance(settings.in_features, int) or settings.task != "node":
             raise ValueError(f"layer: got {layer!r}, which classifies nodes by float features")
+        self.pyg = pyg
         self.task, self.in_features = settings.task, settings.in_features
         self.input_dropout, self.dropout = settings.input_dropout, settings.dropout
         make = partial(getattr(nn_layers, name), **options, dropout=settings.attention_dropout)
@@ -72,9 +78,10 @@ class ConvNet(GraphModel):
         """Logits [N, num_classes]; inputs from `prepare`."""
         h = F.dropout(inputs.features, self.input_dropout, self.training)
         *hidden, last = self.blocks
+        edges = inputs.attention.data.edge_index if self.pyg else inputs.attention
         for layer in hidden:
-            h = F.dropout(F.elu(layer(h, inputs.attention)), self.dropout, self.training)
-        return last(h, inputs.attention)
+            h = F.dropout(F.elu(layer(h, edges)), self.dropout, self.training)
+        return last(h, edges)
 
     def check_features(self, graph: Any) -> None:
         check_float_features(node_features_of(graph), self.in_features)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from models.graph_inputs import GraphInputs, aligned_columns
 
 MAX_ONE_HOT = 1024  # largest total number of categorical values that is expanded to one-hot rows
+MAX_ONE_HOT_ELEMENTS = 2**28  # of such rows in training
 
 
 class FeatureEmbedding(nn.Module):
@@ -31,6 +32,9 @@ class FeatureEmbedding(nn.Module):
             padding = features.shape[1] - self.linear.in_features
             weight = F.pad(self.linear.weight, (0, padding)) if padding else self.linear.weight
             return F.linear(features, weight, self.linear.bias)
+        table = self.table.weight
+        if self.training and table.is_cuda and _fits_one_hot(len(table), len(features)):
+            return embed_one_hot(self, features)
         return self.table(features + self.first)
 
     def check(self, features: Tensor, row: str = "node") -> None:
@@ -77,7 +81,7 @@ def pack_embedding(embedding: FeatureEmbedding) -> Callable[[GraphInputs], Tenso
         weight = aligned_columns(weight)
         return lambda inputs: F.linear(inputs.aligned_features, weight, bias)
     table = embedding.table.weight.detach()
-    if len(table) > MAX_ONE_HOT:
+    if not _fits_one_hot(len(table)):
         return lambda inputs: embedding(inputs.features)
     weight = aligned_columns(table.T.clone())
     return lambda inputs: F.linear(one_hot_rows(embedding, inputs.features, weight), weight)
@@ -85,12 +89,13 @@ def pack_embedding(embedding: FeatureEmbedding) -> Callable[[GraphInputs], Tenso
 
 def embed_one_hot(embedding: FeatureEmbedding, features: Tensor) -> Tensor:
     """Categorical features [N, C] -> [N, d] as the product of one-hot rows and the table, which is fast in both
-    directions: the gradient of an EmbeddingBag sorts all values. The table as it is where it has too many rows."""
-    table = embedding.table.weight
-    if len(table) > MAX_ONE_HOT:
-        return embedding(features)
-    weight = aligned_columns(table.T)
+    directions: the gradient of an EmbeddingBag sorts all values."""
+    weight = aligned_columns(embedding.table.weight.T)
     return F.linear(one_hot_rows(embedding, features, weight), weight)
+
+
+def _fits_one_hot(values: int, rows: int = 0) -> bool:
+    return values <= MAX_ONE_HOT and values * rows <= MAX_ONE_HOT_ELEMENTS
 
 
 def one_hot_rows(embedding: FeatureEmbedding, features: Tensor, weight: Tensor) -> Tensor:

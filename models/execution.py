@@ -12,6 +12,8 @@ from models.fast import Dense, DensePath, choose_dense
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 
+Capture = Callable[[Callable[[], Tensor], torch.device], CapturedGraph[Tensor]]
+
 
 class CudaGraphError(RuntimeError):
     """A forward pass cannot be captured in a CUDA graph; the text names the attention backend and the reason."""
@@ -66,6 +68,7 @@ def prepare_execution(
     dense: Literal["auto"] | DensePath = "auto",
     cuda_graph: bool | Literal["auto"] = "auto",
     is_long: bool = False,
+    capture: Capture = capture,
 ) -> Execution:
     """Choose the implementation, and capture a CUDA graph if configured.
 
@@ -78,6 +81,7 @@ def prepare_execution(
         dense: see `models.fast`.
         cuda_graph: whether to capture the pass; "auto": if possible.
         is_long: see `choose_dense`.
+        capture: captures a function on a GPU; on several ranks all of them, or none.
 
     Raises:
         DenseUnavailableError, CudaGraphError: the requested execution is not available; the text is the reason.
@@ -93,7 +97,7 @@ def prepare_execution(
         return chosen.forward(make())
 
     try:
-        return replace(eager, captured=_captured(run, backend, model.device), graph_reason=asked)
+        return replace(eager, captured=_captured(run, backend, model.device, capture), graph_reason=asked)
     except CudaGraphError as error:
         if cuda_graph is True:
             raise
@@ -102,7 +106,7 @@ def prepare_execution(
         return replace(eager, graph_reason=f"{asked}; {error}")
 
 
-def _captured(run: Callable[[], Tensor], backend: str, device: torch.device) -> CapturedGraph[Tensor]:
+def _captured(run: Callable[[], Tensor], backend: str, device: torch.device, capture: Capture) -> CapturedGraph[Tensor]:
     if device.type != "cuda":
         raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {device}")
     try:

@@ -6,7 +6,8 @@ compiled  torch.compile of the layers between two attentions, so that attention 
           compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower). "auto" takes
           it in long runs on GPUs whose compute capability is not 9.0 (`compiling_pays`).
 fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference dense.block, d = 64, 80, 96, 128, 160, 192 and
-          256, compute capability 9.0, which reads a packed copy of the weights. In training `models.fast_training`.
+          256, compute capability 9.0, which reads a packed copy of the weights. In training `models.fast_training`,
+          also with batch norm.
 
 In inference compiled and fused compute the embedding as one aligned GEMM (`models.embedding.pack_embedding`), also with
 a packed copy. A change of weights after their copies were made (`models.weight_copies` says which are noticed) is an
@@ -179,10 +180,10 @@ def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | Non
     if model.virtual_nodes:
         return VIRTUAL_NODES
     norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
-    if not isinstance(norm, nn.LayerNorm):
-        return f"it takes LayerNorm, and the model has {type(norm).__name__}"
     if training:  # separate kernels may run what the single one cannot
         return separate_rows_unavailable(model.device, model.dtype, dim)
+    if not isinstance(norm, nn.LayerNorm):
+        return f"it takes LayerNorm, and the model has {type(norm).__name__}"
     if differing := next((block for block in model.blocks if block.norm1.eps != block.norm2.eps), None):
         return f"the two norms' eps differ: {differing.norm1.eps} and {differing.norm2.eps}"
     return dense_block_unavailable(model.device, model.dtype, dim)

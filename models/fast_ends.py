@@ -11,7 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from dense.residual_norm import CHUNK, ColumnSums, relu_backward_
 from fused3s.torch_private import linear_relu
-from models.embedding import embed_one_hot
 from models.graph_inputs import GraphInputs
 from models.graph_transformer import GraphTransformer
 from models.readout import Readout
@@ -21,7 +20,7 @@ def embed_in_training(model: GraphTransformer, inputs: GraphInputs) -> Tensor:
     """The embedding, [N, d]."""
     embedding, features = model.embedding, model.features(inputs)
     if embedding.cardinalities is not None:
-        return embed_one_hot(embedding, features)
+        return embedding(features)
     padding = features.shape[1] - embedding.linear.in_features
     return _Linears.apply(features, F.pad(embedding.linear.weight, (0, padding)), embedding.linear.bias)
 

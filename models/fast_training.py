@@ -3,8 +3,9 @@
     s1 = h + attended Wout + bout       h1 = norm1(s1)      hidden = relu(h1 Wup + bup)
     s2 = h1 + hidden Wdown + bdown      h2 = norm2(s2)      qkv = h2 Wqkv, of the next block
 
-One kernel per direction (dense.block_training) computes the rows of a block. Gradients of its matrices are GEMMs over
-all rows by torch, on a second CUDA stream: on a small graph neither they nor the attention fill the GPU.
+One kernel per direction (dense.block_training) computes the rows of a block, or one per layer (models.separate_rows).
+Gradients of its matrices are GEMMs over all rows by torch, on a second CUDA stream: on a small graph neither they nor
+the attention fill the GPU.
 
     current stream   | rows of block i     | attention i                    | rows of block i - 1     | ...
     second stream    | Wqkv of block i + 1 | Wout, Wup and Wdown of block i | Wqkv of block i         | ...
@@ -33,6 +34,7 @@ from dense.block_training import (
 )
 from dense.residual_norm import ColumnSums
 from fused3s.dropout import Dropout
+from models.batch_norm import BatchNorm
 from models.graph_transformer import Block, GraphTransformer
 from models.separate_rows import SeparateRows
 
@@ -70,10 +72,10 @@ class FusedTraining:
         return [partial(self._run, of_pass, token, i) for i in range(len(weights))]
 
     def _run(
-        self, of_pass: "_Pass", token: Tensor, i: int, attended: Tensor, h: Tensor
+        self, of_pass: "_Pass", token: Tensor, i: int, attended: Tensor, h: Tensor, row_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         dropped = self._model.blocks[i].drop(attended)
-        found = _DenseBlock.apply(of_pass, i, torch.is_grad_enabled(), dropped, h, token)
+        found = _DenseBlock.apply(of_pass, i, torch.is_grad_enabled(), row_weights, dropped, h, token)
         return found if isinstance(found, tuple) else (found, None)
 
 
@@ -81,7 +83,8 @@ def rows_of_passes(model: GraphTransformer) -> Callable[[Weights], "FusedRows | 
     """A function of the weights that makes the rows of a pass; by one kernel if it can run the model."""
     blocks = list(model.blocks)
     dim, epsilons = blocks[0].qkv.in_features, {norm.eps for block in blocks for norm in (block.norm1, block.norm2)}
-    if len(epsilons) > 1 or training_block_unavailable(model.device, model.dtype, dim):
+    has_batch_norm = isinstance(blocks[0].norm1, BatchNorm)
+    if has_batch_norm or len(epsilons) > 1 or training_block_unavailable(model.device, model.dtype, dim):
         return lambda _: SeparateRows(blocks)
     packing = TrainingPacking(dim, model.dtype, len(blocks), epsilons.pop(), model.device)
     return lambda weights: FusedRows(weights, packing, blocks[0].drop.p if blocks[0].training else 0.0)
@@ -103,7 +106,9 @@ class FusedRows:
             seeds = torch.randint(2**63 - 1, (len(weights),), device=weights[0][0].device)
             self.dropouts = [Dropout(rate, seed) for seed in seeds.split(1)]
 
-    def forward(self, i: int, attended: Tensor, h: Tensor, keep: bool) -> tuple[Tensor, Tensor | None, tuple]:
+    def forward(
+        self, i: int, attended: Tensor, h: Tensor, row_weights: None, keep: bool
+    ) -> tuple[Tensor, Tensor | None, tuple]:
         """DenseBlock i; with `keep` also the tensors for `backward`, h1 [N, d] and hidden [N, 2d] first."""
         h2, qkv, kept = dense_block_forward(self.packed[i], attended, h, self.dropouts[i], keep)
         return h2, qkv, kept or ()
@@ -144,13 +149,21 @@ class _Weights(torch.autograd.Function):
 
 
 class _DenseBlock(torch.autograd.Function):
-    """(pass, number of the block, keep, attended, h, token of the weights) -> h2, and qkv except after the last."""
+    """(pass, number of the block, keep, row weights of batch norm, attended, h, token of the weights) -> h2, and qkv
+    except after the last."""
 
     @staticmethod
     def forward(
-        ctx: Any, of_pass: _Pass, i: int, keep: bool, attended: Tensor, h: Tensor, token: Tensor
+        ctx: Any,
+        of_pass: _Pass,
+        i: int,
+        keep: bool,
+        row_weights: Tensor | None,
+        attended: Tensor,
+        h: Tensor,
+        token: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        h2, qkv, kept = of_pass.rows.forward(i, attended, h, keep)
+        h2, qkv, kept = of_pass.rows.forward(i, attended, h, row_weights, keep)
         if keep:
             ctx.of_pass, ctx.block = of_pass, i
             ctx.save_for_backward(attended, h2, *kept)
@@ -174,7 +187,7 @@ class _DenseBlock(torch.autograd.Function):
                     *(grads.sum2.t() @ hidden, down_bias, norm2_weight, norm2_bias, *of_qkv),
                 ]
             second.keep(attended, h2, h1, hidden, sums.partial, qkv_grad, *grads)
-        return None, None, None, grads.attn_out, grads.sum1, None
+        return None, None, None, None, grads.attn_out, grads.sum1, None
 
 
 class SecondStream:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fused3s.runtime.launch import next_waits
 from parallel.group import Group
 from parallel.part import Part
 
@@ -24,6 +25,8 @@ class Exchanged:
     def wait(self) -> Tensor:
         """The received rows, on the group's device. With NCCL torch's current stream waits, and the host does not."""
         self._work.wait()
+        if self._received.is_cuda:
+            next_waits(self._device.index)  # its next kernel follows NCCL's, too: no programmatic dependent launch
         return self._received.to(self._device)
 
 

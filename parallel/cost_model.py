@@ -1,4 +1,4 @@
-"""Predicted bytes and time of the three schemes, and the choice between them.
+"""Predicted bytes and time of the three schemes, the choice between them, and whether one GPU alone is faster.
 
 Per layer, with b bytes of a row of keys (H d elements), rank p receives
 
@@ -7,13 +7,14 @@ Per layer, with b bytes of a row of keys (H d elements), rank p receives
     heads       4 b (N - rows of p) (heads of p) / H    query, key, value; and its output goes back
 
 The choice depends only on the partition and the kind of link, not on a measurement in the run: the same run always
-chooses the same scheme and gives the same bits. Bandwidths and latencies of LINKS are assumptions until the benchmark
-`parallel` has run on such a link.
+chooses the same scheme and gives the same bits. Numbers of NVLink and of a GPU are those of two H100 in
+results/h100/parallel.csv, where passes are eager; those of INFINIBAND and LOOPBACK are assumptions.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parallel.assignment import EDGES_PER_ROW
 from parallel.part import Partition
 
 SCHEMES = ("halo", "heads", "allgather")
@@ -33,10 +34,15 @@ class Link:
     latency: float
 
 
-NVLINK = Link("NVLink", 350e9, 20e-6)  # NVLink 4 has 450 GB/s each way
+NVLINK = Link("NVLink", 286e9, 100e-6)  # with pack: ogbn-products' exchange, and the shortest one
 INFINIBAND = Link("InfiniBand", 45e9, 30e-6)  # NDR: 400 Gbit/s a GPU
 LOOPBACK = Link("gloo", 1e9, 1e-3)
 LINKS = {"nccl": NVLINK, "nccl between machines": INFINIBAND, "gloo": LOOPBACK}  # by `Group.link`
+
+# Bytes of keys and values that attention gathers in a second: from the L2 cache (ego-twitter), and the others
+# (ogbn-products). Of ogbn-arxiv, in between, they predict 0.11 ms; 0.09 ms were measured.
+L2_BYTES, FROM_L2, FROM_MEMORY = 50e6, 13.9e12, 3.0e12
+PASS_SECONDS = 0.2e-3  # of a layer on ranks, beside attention and exchange
 
 
 @dataclass(frozen=True)
@@ -126,3 +132,28 @@ def choose_scheme(scheme: str, partition: Partition, num_heads: int, head_dim: i
     best = min(able, key=seconds.__getitem__)
     shown = ", ".join(f"{name} {1e6 * seconds[name]:.0f} µs" for name in able)
     return Choice(best, f"predicted for a layer's exchange over {connection.name}: {shown}")
+
+
+def one_gpu_is_faster(partition: Partition, num_heads: int, head_dim: int, itemsize: int, link: str) -> str | None:
+    """Why one GPU is predicted to compute a layer faster than all ranks; None if it is not, and on CPUs.
+
+    Args:
+        head_dim, itemsize, link: as of `choose_scheme`.
+    """
+    if link == "gloo":
+        return None
+    row_bytes = 2 * num_heads * head_dim * itemsize  # of a key and a value
+
+    def seconds(edges: int, rows: int, columns: int) -> float:
+        cached = min(1.0, L2_BYTES / max(columns * row_bytes, 1))
+        gather = edges * (cached / FROM_L2 + (1 - cached) / FROM_MEMORY)
+        return row_bytes * (gather + EDGES_PER_ROW * rows / FROM_MEMORY)
+
+    one = seconds(partition.num_edges, partition.num_nodes, partition.num_nodes)
+    parts = zip(partition.edges, partition.rows, map(sum, partition.halo), strict=True)
+    slowest = max(seconds(edges, rows, rows + halo) for edges, rows, halo in parts)
+    exchange = traffic("halo", partition.rows, partition.halo, num_heads, head_dim * itemsize).seconds(LINKS[link])
+    several = slowest + exchange + PASS_SECONDS
+    if several < one:
+        return None
+    return f"predicted for a layer: one GPU {1e6 * one:.0f} µs, {partition.num_parts} ranks {1e6 * several:.0f} µs"

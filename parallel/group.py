@@ -19,9 +19,10 @@ import sys
 import time
 import traceback
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -37,6 +38,10 @@ MEETING_TIMEOUT = 120.0  # the same, at the start
 REASON_TIMEOUT = 3.0  # seconds to wait for the reason of a rank that closed its connection
 STORE_TIMEOUT = 20.0  # seconds that rank 0, which may hold the store, stays for ranks that have not met the failure yet
 POLL_SECONDS = 0.1
+# Set unless the environment sets them. NCCL's blocks go before those of a kernel that fills the GPU: an exchange would
+# otherwise begin when attention over a rank's own columns ends. A capture waits for no other rank, as it would in order
+# to register buffers.
+NCCL_DEFAULTS = {"TORCH_NCCL_HIGH_PRIORITY": "1", "NCCL_GRAPH_REGISTER": "0"}
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 ENDED = "ended without a reason (killed? out of memory?)"
@@ -79,6 +84,7 @@ class Group:
         backend: "nccl" or "gloo".
         handle: torch's process group; None for the default one.
         machines: number of machines that the ranks run on.
+        graphs: CUDA graphs that hold NCCL's kernels, see `parallel.capture`.
     """
 
     rank: int
@@ -87,6 +93,7 @@ class Group:
     backend: str
     handle: "dist.ProcessGroup | None" = None
     machines: int = 1
+    graphs: Any = field(default_factory=weakref.WeakSet)
 
     @property
     def is_first(self) -> bool:
@@ -132,8 +139,8 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
         backend = "nccl" if per_machine <= gpus else "gloo"
     options = {"device_id": place} if backend == "nccl" else {}  # connects now, not in the first collective
     waits = timedelta(seconds=timeout)
-    group = Group(rank, size, place, backend, machines=-(-size // per_machine))
-    group = Group(rank, size, place, backend, machines=-(-size // per_machine))
+    for name, value in NCCL_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     store = None
     try:
         deadline = time.monotonic() + min(timeout, MEETING_TIMEOUT)
@@ -152,6 +159,7 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
         ) from error
     store = default_store()  # the same with another prefix
     _join(store, rank, size)
+    group = Group(rank, size, place, backend, machines=-(-size // per_machine))
     try:
         yield group
     except Exception as error:
@@ -161,6 +169,9 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
             dist.destroy_process_group()
         _leave(store, rank, size)
         raise explained from error
+    finally:
+        for captured in group.graphs:
+            captured.graph.reset()  # NCCL would wait for its end
     dist.destroy_process_group()
 
 

@@ -1,14 +1,17 @@
 """Inputs of the Graph Transformer for one part of a graph: the model itself needs no change."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import nn
 
-from configs import Config
+from configs import Config, TrainConfig
 from models import ConvNet, GraphTransformer
 from models.graph_inputs import Attention, GraphInputs, aligned_columns
 from models.graph_model import GraphModel
 from parallel.attention import PartAttention, plan_part_attention
+from parallel.cost_model import one_gpu_is_faster
 from parallel.group import Group
 from parallel.part import Part
 
@@ -20,10 +23,21 @@ def refuse_settings(config: Config) -> None:
         problems.append(
             f"attention.reorder = {config.attention.reorder!r}: a part has the order of the partition; use none"
         )
-    if config.runtime.cuda_graph is True:
-        problems.append("runtime.cuda_graph = True: a pass exchanges rows between the ranks; use auto or false")
+    if isinstance(config, TrainConfig) and config.training.sampler != "none":
+        problems.append(f"training.sampler = {config.training.sampler!r}: use none, or train on one process")
     if problems:
         raise ValueError("one graph on several ranks cannot run with " + "; ".join(problems))
+
+
+def runs_on_one_gpu(part: Part, group: Group, config: Config, dtype: torch.dtype, say: Callable[[str], None]) -> bool:
+    """Whether `runtime.partition: auto` leaves the whole graph to rank 0, since a layer takes longer on all ranks."""
+    if config.runtime.partition != "auto" or group.size == 1:
+        return False
+    model = config.model
+    reason = one_gpu_is_faster(part.partition, model.heads, model.head_dim, dtype.itemsize, group.link)
+    if reason:
+        say(f"rank 0 computes alone ({reason}; runtime.partition: halo takes all ranks)")
+    return reason is not None
 
 
 def plan_model_attention(

@@ -31,9 +31,9 @@ class Call:
         if self.dropout is None:
             return 0.0
         step, seed = (number * SEED_STEP + 2**63) % 2**64 - 2**63, self.dropout.seed
-        return Dropout(
-            self.dropout.rate, (seed if isinstance(seed, Tensor) else torch.tensor([seed], device=device)) + step
-        )
+        if not isinstance(seed, Tensor):
+            seed = torch.full((1,), seed, dtype=torch.int64, device=device)  # a kernel, which a CUDA graph can hold
+        return Dropout(self.dropout.rate, seed + step)
 
 
 class Passes(Protocol):

@@ -18,18 +18,21 @@ from torch import Tensor, nn
 import data
 from configs import TrainConfig
 from data import LoadedGraph
+from fused3s.runtime.cuda_graph import CapturedGraph
 from models import Attention, GraphInputs, GraphModel
+from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.cost_model import LINKS, Choice
 from parallel.datasets import loaded_part, open_part
 from parallel.group import Group, all_values, check_agreement, on_first_rank
-from parallel.inputs import plan_model_attention, prepare_part, refuse_on_ranks, refuse_settings
+from parallel.inputs import plan_model_attention, prepare_part, refuse_on_ranks, refuse_settings, runs_on_one_gpu
 from parallel.part import Part
 from parallel.report import partition_lines
 from training.log import EpochRecord
 from training.loop import Trainer
 from training.losses import balanced_cross_entropy
 from training.metrics import UNKNOWN, labels_of
+from training.setup import resolve_precision
 from training.step import Step
 from training.tasks import PARTS, Batch, Forward, GraphsTask, NodesOfGraphsTask, Plan, Task
 
@@ -47,9 +50,11 @@ class Share(Batch):
     weight: float
 
 
-def load_on_ranks(config: TrainConfig, group: Group, say: Callable[[str], None]) -> tuple[LoadedGraph, Part | None]:
+def load_on_ranks(
+    config: TrainConfig, group: Group, say: Callable[[str], None]
+) -> tuple[LoadedGraph, Part | None] | None:
     """What this rank trains on: the labels and splits of its part of a graph, and the part; or a whole collection of
-    graphs.
+    graphs; or None if rank 0 is to train alone.
 
     Raises:
         RankError: the ranks have different configurations.
@@ -58,6 +63,9 @@ def load_on_ranks(config: TrainConfig, group: Group, say: Callable[[str], None])
     check_agreement(group, {"configuration": config.sha()})
     part = open_part(config.data, config.runtime.seed, group, say)
     if part is not None:
+        precision = resolve_precision(config.training.precision, group.device)
+        if runs_on_one_gpu(part, group, config, precision, say):
+            return None
         refuse_settings(config)
         return loaded_part(part), part
     arguments = config.load_arguments()
@@ -142,9 +150,9 @@ class RankTrainer(Trainer):
         return self._all_stop
 
     def _capture_refused(self) -> str | None:
-        if self.device.type != "cuda":
-            return super()._capture_refused()
-        return "the ranks exchange rows and gradients within a step"
+        if self.device.type == "cuda" and self.part is None:
+            return "the ranks take shares of batches of different sizes"
+        return super()._capture_refused()
 
 
 class RankStep(Step):
@@ -164,6 +172,9 @@ class RankStep(Step):
             return super().loss(batch) * batch.weight
         # Without labels the mean would be NaN; the backward pass must still run, to exchange gradients.
         return 0.0 * self.forward(batch.inputs).float().sum()
+
+    def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
+        return capture_together(lambda: super(RankStep, self).captured(run), self.group)
 
     def reduce(self, weights: list[nn.Parameter]) -> None:
         sum_in_rank_order([weight.grad for weight in weights], self.group)

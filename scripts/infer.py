@@ -29,7 +29,18 @@ from inference.report import report_profile, report_table, surrogate_line, write
 from inference.run import Request, check, cost_of_all, measure, time_parts
 from inference.source import load_source
 from models import CudaGraphError, DenseUnavailableError
-from parallel import Group, RankError, all_values, check_agreement, error_text, is_first_process, is_launched, ranks
+from parallel import (
+    Group,
+    RankError,
+    all_values,
+    check_agreement,
+    error_text,
+    is_first_process,
+    is_launched,
+    on_first_rank,
+    ranks,
+)
+from parallel.group import share
 from parallel.training import hash_of_weights
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
@@ -97,6 +108,8 @@ def infer(request: Request, kept: list[str], group: Group | None) -> bool:
         options = f"--verify {request.verify} --accuracy {request.accuracy} --output {request.output is not None}"
         check_agreement(group, {"configuration": config.sha(), "options": options})
     source = load_on_ranks(config, group) if group else load_source(config)
+    if source is None:  # one GPU is faster
+        return share(group, on_first_rank(group, lambda: infer(request, kept, None)))
     meta = source.loaded.meta
     check_forms(request.forms, source.loaded)
     if surrogate := surrogate_line(meta, config.data.source):

@@ -34,7 +34,8 @@ from configs.resolve import check_machine, resolve_device
 from inference.predictions import check_folder
 from inference.training_rows import curve_rows, learning_curve, run_rows
 from models import CheckpointError
-from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks
+from parallel import Group, RankError, error_text, is_first_process, is_launched, on_first_rank, ranks
+from parallel.group import share
 from parallel.training import RankTrainer, load_on_ranks
 from training import Trainer, TrainingError, TrainResult
 from training.metrics import METRICS
@@ -95,7 +96,10 @@ def train(
     console.print(Text(f"loading {config.data.name}"))
     make_trainer = Trainer
     if group:
-        loaded, part = load_on_ranks(config, group, lambda text: console.print(Text(text)))
+        own = load_on_ranks(config, group, lambda text: console.print(Text(text)))
+        if own is None:  # one GPU is faster
+            return share(group, on_first_rank(group, lambda: train(config_path, config, output, resume, results, None)))
+        loaded, part = own
         make_trainer = partial(RankTrainer, group, part)
     else:
         loaded = data.load(**config.load_arguments())
@@ -193,10 +197,12 @@ def report_table(found: dict[int, TrainResult], unit: str) -> Table:
     """A row for each seed, and their mean with its standard error; `unit` of the metric, "" for none."""
     results = list(found.values())
     name = METRICS[results[0].metric] + (f" ({unit})" if unit else "")
-    table = Table("seed", "epochs", "best epoch", f"validation {name}", f"test {name}", "ms of an epoch (median)")
+    times = "ms of an epoch (median)", "s in all"
+    table = Table("seed", "epochs", "best epoch", f"validation {name}", f"test {name}", *times)
     for seed, one in found.items():
         milliseconds = f"{1e3 * statistics.median(one.seconds):.2f}" if one.seconds else ""
-        row = (seed, one.epochs, one.best_epoch, f"{one.valid:.4f}", f"{one.test:.4f}", milliseconds)
+        total = "" if one.total_seconds is None else f"{one.total_seconds:.2f}"
+        row = (seed, one.epochs, one.best_epoch, f"{one.valid:.4f}", f"{one.test:.4f}", milliseconds, total)
         table.add_row(*map(str, row))
     if len(results) > 1:
         valid, test = zip(*((one.valid, one.test) for one in results), strict=True)

@@ -16,7 +16,7 @@ from training.files import write_atomically
 from training.metrics import is_better
 from training.step import Step
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass
@@ -56,6 +56,7 @@ def save_state(path: Path, step: Step, best: Best | None, epoch: int, finished: 
         "epoch": epoch,
         "finished": finished,
         "model": step.model.state_dict(),
+        "average": step.averages.model.state_dict() if step.averages else None,
         "dropout_seeds": getattr(step.model, "dropout_seeds", None),
         "optimiser": step.optimiser.state_dict(),
         "scaler": step.scaler.state_dict(),
@@ -93,6 +94,8 @@ def _restore(state: dict[str, Any], step: Step) -> tuple[Best | None, int, bool]
     if not (type(state["epoch"]) is int and state["epoch"] > 0):
         raise ValueError(f"epoch = {state['epoch']!r}")
     step.model.load_state_dict(state["model"])
+    if step.averages:
+        step.averages.model.load_state_dict(state["average"])
     if state["dropout_seeds"] is not None:
         step.model.dropout_seeds.copy_(state["dropout_seeds"])
     rates = [group["lr"] for group in step.optimiser.param_groups]

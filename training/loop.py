@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ from training.metrics import score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.padded_batches import Room, padding_refused
 from training.precision import WorkingCopy
-from training.setup import build_model, plan_for_training, resolve_precision, room_for_training
+from training.samples import CapturedSamples, SampledNodesTask
+from training.setup import build_model, make_task, plan_for_training, resolve_precision, room_for_training
 from training.step import CapturedStep, Step
-from training.tasks import Task, make_task
+from training.tasks import Task
 from training.weights import TrainedWeights, save_weights
 
 LAST, BEST = "last.pt", "best.safetensors"
-Runner = Step | CapturedStep | CapturedGraphs
+Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class TrainResult:
         metric: name of the metric.
         valid, test: metric on these splits with the kept weights; of regression in the unit of the targets.
         seconds: time of the training steps in seconds, per epoch of this process.
+        total_seconds: time of all epochs and the test, with validation and files; None for a resumed run.
     """
 
     epochs: int
@@ -53,6 +55,7 @@ class TrainResult:
     valid: float
     test: float
     seconds: tuple[float, ...]
+    total_seconds: float | None = field(compare=False)
 
 
 class Trainer:
@@ -104,7 +107,7 @@ class Trainer:
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
         self.device = device or resolve_device(config.runtime.device)
         self.precision = resolve_precision(config.training.precision, self.device)
-        model = build_model(config, loaded.meta, seed).to(self.device)
+        model = build_model(config, loaded.meta, seed, pyg=config.attention.backend == "pyg").to(self.device)
         self.backend = ""
         working = WorkingCopy(model, self.precision)
         self.task = self._make_task(loaded, working.model)
@@ -112,7 +115,8 @@ class Trainer:
         self.dense = training_path(working.model, config.runtime.dense)
         forward = training_forward(working.model, self.dense, dynamic=self.task.static is None)
         loss = loss_for(self.task.metric, config.training.loss)
-        self.step = self._make_step(model, working, forward, optimiser, config.training.clip_norm, loss)
+        options = config.training.clip_norm, loss, config.training.ema
+        self.step = self._make_step(model, working, forward, optimiser, *options)
         self.identity = identity(config, loaded.meta, seed)
         self.best: Best | None = None
         self.done, finished = 0, False
@@ -145,14 +149,14 @@ class Trainer:
         Raises:
             TrainingError: the loss is NaN or infinite.
         """
-        seconds = []
+        start, seconds = time.perf_counter(), []
         log = TrainingLog(self.folder, self.done) if self.writes and not self.finished else None
         try:
             for record in self._epochs(log):
                 seconds.append(record.seconds)
                 yield record
             if self.finished:
-                self.result = self._finish(tuple(seconds))
+                self.result = self._finish(tuple(seconds), start)
                 if log:
                     log.add_test(self.result.test, self.result.best_epoch)
         finally:
@@ -166,7 +170,7 @@ class Trainer:
             record = self._epoch(self.done + 1)
             self.done += 1
             if record.is_best:
-                self.best = Best.of(self.step.model, record.epoch, record.valid_metric, record.valid_loss)
+                self.best = Best.of(self.step.evaluated, record.epoch, record.valid_metric, record.valid_loss)
             self.finished = self._is_over()
             if log:
                 log.add(record)
@@ -245,19 +249,20 @@ class Trainer:
         targets, weights = self.task.targets, self.best.weights
         save_weights(self.weights_path, targets.folded(weights) if targets else weights, about)
 
-    def _finish(self, seconds: tuple[float, ...]) -> TrainResult:
-        self.step.model.load_state_dict(self.best.weights)
+    def _finish(self, seconds: tuple[float, ...], start: float) -> TrainResult:
+        self.step.evaluated.load_state_dict(self.best.weights)
         test = self._score(*self.task.predict(self.runner.evaluate, "test"))
         if self.writes:
             self._export(test)
-        return TrainResult(self.done, self.best.epoch, self.task.metric, self.best.metric, test, seconds)
+        total = time.perf_counter() - start if len(seconds) == self.done else None
+        return TrainResult(self.done, self.best.epoch, self.task.metric, self.best.metric, test, seconds, total)
 
     def _total(self, losses: Tensor) -> Tensor:
         """The sum of the losses of an epoch's steps, over all processes."""
         return losses
 
     def _make_task(self, loaded: LoadedGraph, model: GraphModel) -> Task:
-        return make_task(loaded, model, self._plan, self.config.data.batch_size)
+        return make_task(loaded, model, self._plan, self.config)
 
     def _make_step(self, *arguments: Any) -> Step:
         return Step(*arguments)
@@ -279,7 +284,8 @@ class Trainer:
             try:
                 if self.task.static is not None:
                     return CapturedStep(self.step, self.task.static), chosen
-                runner = CapturedGraphs(self.step, self.task, self._room)
+                capture = CapturedSamples if isinstance(self.task, SampledNodesTask) else CapturedGraphs
+                runner = capture(self.step, self.task, self._room)
                 size = f"{runner.size.rows:,} nodes and {runner.size.edges:,} edges"
                 return runner, f"{chosen}; batches are padded to {size}, and larger ones run eagerly"
             except CaptureError as error:

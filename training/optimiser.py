@@ -15,10 +15,7 @@ MOMENTUM = 0.9  # of sgd
 def make_optimiser(
     vectors: Sequence[WeightVector], config: TrainingConfig, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimiser of `training.optimizer`; on a GPU capturable, with gradient scaling.
-
-    Gradients are zeroed in place, since they are parts of vectors.
-    """
+    """The optimiser of `training.optimizer`; on a GPU capturable, with gradient scaling."""
     groups = [
         {"params": vector.pieces(), "weight_decay": config.weight_decay if vector.decays else 0.0} for vector in vectors
     ]

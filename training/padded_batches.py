@@ -62,8 +62,9 @@ class PaddedBatches:
         return self.model.prepare_batch(batch, self.room.plan)
 
 
-def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: CsrBatches) -> str | None:
-    """Why batches of this collection cannot be padded to one size on the device; None if they can."""
+def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: CsrBatches | None) -> str | None:
+    """Why batches of this collection, or samples of one graph, cannot be padded to one size on the device; None if they
+    can."""
     if backend != "fused3s":
         return f"the attention backend is {backend}, and fused3s alone plans a graph without waiting for the GPU"
     if reorder != "none":
@@ -72,7 +73,7 @@ def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: CsrBa
         return "the model has Laplacian eigenvectors, which are computed on the host"
     if model.edge_features == "stream":
         return "the model has a stream of edges, whose layers would run on the padding"
-    if graphs.kept_on.type != model.device.type:
+    if graphs is not None and graphs.kept_on.type != model.device.type:
         return f"the collection is too large for the memory of {model.device}, and batches come from the host"
     return None
 

@@ -1,19 +1,23 @@
-"""Builds the model, its precision and plans from a configuration."""
+"""Builds the model, its task, precision and plans from a configuration."""
 
 from typing import Any
 
 import torch
 
 import fused3s
-from configs import Config
-from data import GraphMeta
+from configs import Config, TrainConfig
+from data import GraphMeta, LoadedGraph
 from data.csr_batches import BatchSize
 from models import ConvNet, GraphModel, GraphTransformer
+from training.metrics import labels_of
 from training.padded_batches import Room, make_room
+from training.samples import SampledNodesTask
+from training.tasks import PARTS, GraphsTask, NodesOfGraphsTask, NodesTask, Plan, Task
 
 
-def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphModel:
-    """The model for a data set, float32 on the CPU. Weights depend on the seed only, not on device or precision."""
+def build_model(config: Config, meta: GraphMeta, seed: int, *, pyg: bool = False) -> GraphModel:
+    """The model for a data set, float32 on the CPU. Weights depend on the seed only, not on device or precision; `pyg`:
+    see `ConvNet`."""
     torch.manual_seed(seed)
     arguments = {
         "in_features": meta.feature_cardinalities or meta.feature_dim,
@@ -24,7 +28,40 @@ def build_model(config: Config, meta: GraphMeta, seed: int) -> GraphModel:
     }
     if config.model.kind == "graph_transformer":
         return GraphTransformer(**arguments)
-    return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, **arguments)
+    return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, pyg=pyg, **arguments)
+
+
+def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainConfig) -> Task:
+    """The task of a data set; `plan` makes the attention of a graph.
+
+    Raises:
+        ValueError: labels or splits are missing, or the task is not implemented.
+    """
+    meta, batch_size, training = loaded.meta, config.data.batch_size, config.training
+    labels, metric = labels_of(loaded)
+    if loaded.splits is None:
+        raise ValueError(
+            f"{meta.name}: has no training, validation and test split ({meta.source}: {meta.origin}); an .npz file of "
+            "your own needs train_ids, valid_ids and test_ids"
+        )
+    for part in PARTS:
+        if not len(loaded.splits[part]):
+            raise ValueError(f"{meta.name}: the {part} split is empty; each split needs at least one row")
+        chosen = labels[loaded.splits[part]]
+        if not (~chosen.isnan() if chosen.is_floating_point() else chosen >= 0).any():
+            raise ValueError(f"{meta.name}: no label of the {part} split is known; each split needs at least one")
+    if training.sampler == "neighbor":
+        if meta.task == "graph" or meta.num_graphs > 1:
+            raise ValueError(
+                f"training.sampler = 'neighbor' and {meta.name}: a collection of graphs, whose batches are whole "
+                "graphs; use none"
+            )
+        return SampledNodesTask(batch_size, training.fan_out, loaded, labels, metric, model, plan)
+    if meta.task == "graph":
+        return GraphsTask(loaded, labels, metric, model, plan, batch_size)
+    if meta.num_graphs > 1:
+        return NodesOfGraphsTask(loaded, labels, metric, model, plan, batch_size)
+    return NodesTask(loaded, labels, metric, model, plan)
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:

@@ -1,14 +1,16 @@
 """One step of training and one evaluation pass, eager or as CUDA graphs."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from fused3s import capture_step
-from fused3s.runtime.cuda_graph import CapturedGraph, capture
+from fused3s.runtime.cuda_graph import CapturedGraph
 from models import GraphModel
 from models.fast import Forward
+from training.averages import Averages
 from training.losses import Loss
 from training.precision import WorkingCopy
 from training.tasks import Batch
@@ -22,9 +24,11 @@ class Step:
         forward: forward pass of the copy, see `models.fast.training_forward`.
         clip_norm: largest norm of the gradient; None: no limit.
         loss_of: loss of outputs and labels.
+        ema: decay of the average of the weights (`training.averages`); 0: none.
 
     Attributes:
         model: model with float32 weights.
+        averages: their average; None without one.
         scaler: loss scaler; active in float16 only, where small gradients would underflow.
     """
 
@@ -36,17 +40,18 @@ class Step:
         optimiser: torch.optim.Optimizer,
         clip_norm: float | None,
         loss_of: Loss,
+        ema: float = 0.0,
     ) -> None:
         self.model, self.working, self.forward, self.optimiser = model, working, forward, optimiser
         self.clip_norm, self.loss_of = clip_norm, loss_of
         self.device = working.model.device
+        self.averages = Averages(model, ema) if ema else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=working.model.dtype == torch.float16)
 
     def __call__(self, batch: Batch) -> Tensor:
         """The loss before the step, on the device."""
         self.working.model.train()
         self.working.refresh()
-        self.optimiser.zero_grad(set_to_none=False)  # they are parts of vectors
         loss = self.loss(batch)
         self.scaler.scale(loss).backward()
         self.working.collect_gradients()
@@ -57,6 +62,8 @@ class Step:
             nn.utils.clip_grad_norm_(weights, self.clip_norm)
         self.scaler.step(self.optimiser)
         self.scaler.update()
+        if self.averages:
+            self.averages.update()
         return loss.detach()
 
     def loss(self, batch: Batch) -> Tensor:
@@ -67,18 +74,24 @@ class Step:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        """Logits without dropout."""
+        """Logits without dropout, of the evaluated model."""
         self.working.model.eval()
-        self.working.refresh()
-        return self.forward(batch.inputs)
+        with self.averages.in_place() if self.averages else nullcontext():
+            self.working.refresh()
+            return self.forward(batch.inputs)
+
+    @property
+    def evaluated(self) -> GraphModel:
+        """The model that is evaluated and kept: the average, or `model` without one."""
+        return self.averages.model if self.averages else self.model
 
     def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
-        """A CUDA graph of this step; weights and optimiser are restored afterwards.
+        """A CUDA graph of a step or an evaluation; weights, their average and the optimiser are restored afterwards.
 
         Raises:
             CaptureError: a backend or layer waits for the GPU.
         """
-        return capture_step(run, self.model, self.optimiser, self.scaler)
+        return capture_step(run, self.model, self.evaluated, self.optimiser, self.scaler)
 
 
 class CapturedStep:
@@ -91,7 +104,7 @@ class CapturedStep:
     def __init__(self, step: Step, batch: Batch) -> None:
         self.batch = batch
         self.train: CapturedGraph = step.captured(lambda: step(batch))
-        self.evaluation: CapturedGraph = capture(lambda: step.evaluate(batch), step.device)
+        self.evaluation: CapturedGraph = step.captured(lambda: step.evaluate(batch))
 
     def __call__(self, batch: Batch) -> Tensor:
         self._check(batch)

@@ -15,7 +15,7 @@ from data.csr_batches import CsrBatches, to_device
 from data.packed import rows_of
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
-from training.metrics import OF_TARGETS, UNKNOWN, labels_of
+from training.metrics import OF_TARGETS, UNKNOWN
 from training.padded_batches import PaddedBatches
 from training.targets import Targets
 
@@ -58,32 +58,6 @@ class Task(Protocol):
         """Logits and labels of the rows of one of PARTS."""
 
 
-def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, batch_size: int) -> Task:
-    """The task of a data set; `plan` makes the attention of a graph.
-
-    Raises:
-        ValueError: labels or splits are missing, or the task is not implemented.
-    """
-    meta = loaded.meta
-    labels, metric = labels_of(loaded)
-    if loaded.splits is None:
-        raise ValueError(
-            f"{meta.name}: has no training, validation and test split ({meta.source}: {meta.origin}); an .npz file of "
-            "your own needs train_ids, valid_ids and test_ids"
-        )
-    for part in PARTS:
-        if not len(loaded.splits[part]):
-            raise ValueError(f"{meta.name}: the {part} split is empty; each split needs at least one row")
-        chosen = labels[loaded.splits[part]]
-        if not (~chosen.isnan() if chosen.is_floating_point() else chosen >= 0).any():
-            raise ValueError(f"{meta.name}: no label of the {part} split is known; each split needs at least one")
-    if meta.task == "graph":
-        return GraphsTask(loaded, labels, metric, model, plan, batch_size)
-    if meta.num_graphs > 1:
-        return NodesOfGraphsTask(loaded, labels, metric, model, plan, batch_size)
-    return NodesTask(loaded, labels, metric, model, plan)
-
-
 class NodesTask:
     """Nodes of one graph: each step runs the whole graph, and the loss counts the training nodes."""
 
@@ -91,20 +65,24 @@ class NodesTask:
     targets = None
 
     def __init__(self, loaded: LoadedGraph, labels: Tensor, metric: str, model: GraphModel, plan: Plan) -> None:
-        self.metric = metric
+        self.metric, self.model, self.plan = metric, model, plan
         device = model.device
         self.ids = {part: loaded.splits[part].to(device) for part in PARTS}
         self.sizes = {part: len(ids) for part, ids in self.ids.items()}
         self.labels = labels.to(device)
         targets = torch.full_like(self.labels, UNKNOWN)
         targets[self.ids["train"]] = self.labels[self.ids["train"]]
-        self.static = Batch(model.prepare(loaded.graph, plan(loaded.graph)), targets)
+        self.whole = Batch(model.prepare(loaded.graph, plan(loaded.graph)), targets)
+
+    @property
+    def static(self) -> Batch | None:
+        return self.whole
 
     def batches(self, seed: list[int]) -> Iterator[Batch]:
-        yield self.static
+        yield self.whole
 
     def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
-        return forward(self.static)[self.ids[part]], self.labels[self.ids[part]]
+        return forward(self.whole)[self.ids[part]], self.labels[self.ids[part]]
 
 
 class GraphsTask:

@@ -18,46 +18,47 @@ class WeightVector:
     """Concatenated float32 weights, with padding for alignment.
 
     Attributes:
-        values, gradients: [n] float32; the model's parameters and their gradients are views of them. Padding is 0 and
-            stays so.
-        copy: [n] of another type; the weights of `copies` are its views; None without a copy.
-        copies: parameters of the copy that computes, one per parameter of the model.
+        values, gradients: [n] float32; the model's parameters are views of the former, and with a copy their gradients
+            of the latter. Padding is 0 and stays so.
+        copy: [n] of another type; `weights` are its views; None without a copy.
+        weights: the parameters that compute, of the copy or of the model itself.
         decays: whether weight decay acts on them: matrices.
     """
 
     values: Tensor
     gradients: Tensor
     copy: Tensor | None
-    copies: list[nn.Parameter]
+    weights: list[nn.Parameter]
     decays: bool
 
     @classmethod
     def of(cls, parts: list[nn.Parameter], copies: list[nn.Parameter] | None, decays: bool) -> "WeightVector":
         """Make the parameters views of a new vector, and so their copies if there are any."""
         values = _as_vector(parts)
-        gradients = torch.zeros_like(values)
-        for part, gradient in zip(parts, _views(gradients, parts), strict=True):
-            part.grad = gradient
-        return cls(values, gradients, _as_vector(copies) if copies else None, copies or [], decays)
+        gradients, copy = torch.zeros_like(values), None
+        if copies:
+            copy = _as_vector(copies)
+            for part, gradient in zip(parts, _views(gradients, parts), strict=True):
+                part.grad = gradient
+        return cls(values, gradients, copy, copies or parts, decays)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the weights of the copy, and drop its old gradients."""
+        """Round the weights of the copy, and drop old gradients: autograd then keeps the new ones, without a sum."""
         if self.copy is not None:
             self.copy.copy_(self.values)
-            for weight in self.copies:
-                weight.grad = None
+        for weight in self.weights:
+            weight.grad = None
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
-        """Copy the gradients of the copy to those of the model; 0 for missing ones."""
-        if self.copy is None:
-            return
-        found = []
-        for weight in self.copies:
-            found.append(torch.zeros_like(weight).flatten() if weight.grad is None else weight.grad.reshape(-1))
+        """Copy the gradients of the weights to `gradients`; 0 for missing ones."""
+        missing = [weight.numel() for weight in self.weights if weight.grad is None]
+        zeros, found = self.weights[0].new_zeros(max(ALIGNMENT, *missing, 0)), []
+        for weight in self.weights:
+            found.append(zeros[: weight.numel()] if weight.grad is None else weight.grad.reshape(-1))
             if padding := -weight.numel() % ALIGNMENT:
-                found.append(self.copy.new_zeros(padding))
+                found.append(zeros[:padding])
         self.gradients.copy_(torch.cat(found))
 
     def pieces(self) -> list[nn.Parameter]:

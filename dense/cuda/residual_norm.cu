@@ -6,24 +6,12 @@
 //   relu_backward            dA <- dA * [A > 0] * rescale; its column sums; or the column sums alone
 //   sum_partials             column sums of the blocks' partials
 //
-// A row of kColumns 16-bit elements is a sequence of 16-byte chunks. kLanes neighbouring lanes hold a row, lane l of
-// them chunks l, l + kLanes, ...; a warp holds 32 / kLanes rows at a time:
-//
-//   kColumns = 64    8 chunks    8 lanes   1 chunk per lane     4 rows
-//   kColumns = 128   16 chunks   16 lanes  1 chunk per lane     2 rows
-//   kColumns = 320   40 chunks   32 lanes  2 chunks per lane    1 row; lanes 8 to 31 have no second chunk
-//
 // The blocks of the backward kernels stride over the rows, each thread with the sums of its columns in registers. Each
 // block writes a row of `partial`, in which the sums of several launches lie side by side, and sum_partials adds them
-// in the order of the blocks: the same bits on every run.
-#include "common.cuh"
-#include "ptx/cvt.cuh"
+// in the order of the blocks: the same bits on every run. Lanes hold rows as in row_lanes.cuh.
 #include "ptx/griddepcontrol.cuh"
-#include "ptx/ld_global.cuh"
+#include "row_lanes.cuh"
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kChunk = 8;           // elements
 constexpr int kNormBatch = 2;       // rows per lane with loads in flight, if a row has one chunk per lane
 constexpr int kReluBatch = 4;
 constexpr int kSumColumns = 32;     // columns per block of sum_partials
@@ -70,58 +58,6 @@ struct SumParams {
   int num_partials;
   int num_columns;
 };
-
-template <int kColumns>
-struct RowLanes {
-  static_assert(kColumns % kChunk == 0 && kColumns <= 1024, "whole chunks; sums of a thread's columns in registers");
-  static constexpr int kChunks = kColumns / kChunk;
-  static constexpr int kLanes = kChunks > 16 ? 32 : kChunks > 8 ? 16 : kChunks > 4 ? 8 : kChunks > 2 ? 4 : kChunks;
-  static constexpr int kOfLane = divide_up(kChunks, kLanes);
-  static constexpr int kWarpRows = kWarpSize / kLanes;
-  static constexpr int kBlockRows = kWarps * kWarpRows;
-
-  // The thread's row in a tile of kBlockRows.
-  __device__ static __forceinline__ int row() { return threadIdx.x / kLanes; }
-  __device__ static __forceinline__ int chunk(int i) { return threadIdx.x % kLanes + i * kLanes; }
-  __device__ static __forceinline__ bool has(int i) { return chunk(i) < kChunks; }
-
-  __device__ static __forceinline__ uint4 load(const u16* matrix, int row, int i, bool exists) {
-    if (!exists || !has(i)) return make_uint4(0, 0, 0, 0);
-    return ld_global_no_allocate_v4_b32(matrix + static_cast<i64>(row) * kColumns + kChunk * chunk(i));
-  }
-
-  // Loads the thread's elements of a vector that all rows read.
-  __device__ static __forceinline__ uint4 load_vector(const u16* vector, int i) {
-    return has(i) ? ld_global_nc_v4_b32(vector + kChunk * chunk(i)) : make_uint4(0, 0, 0, 0);
-  }
-
-  __device__ static __forceinline__ void store(u16* matrix, int row, int i, uint4 words) {
-    if (has(i)) st_global_v4_b32(matrix + static_cast<i64>(row) * kColumns + kChunk * chunk(i), words);
-  }
-
-  // Sum over the lanes of a row, in every lane.
-  __device__ static __forceinline__ float add_lanes(float value) {
-#pragma unroll
-    for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kFullWarp, value, distance);
-    return value;
-  }
-};
-
-template <Element kElement>
-__device__ __forceinline__ void unpack(float (&values)[kChunk], uint4 words) {
-  const u32 each[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = cvt_f32_x2<kElement>(each[i]);
-    values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
-  }
-}
-
-template <Element kElement>
-__device__ __forceinline__ uint4 pack(const float (&values)[kChunk]) {
-  return make_uint4(cvt_rn_x2<kElement>(values[0], values[1]), cvt_rn_x2<kElement>(values[2], values[3]),
-                    cvt_rn_x2<kElement>(values[4], values[5]), cvt_rn_x2<kElement>(values[6], values[7]));
-}
 
 template <Element kElement, int kColumns>
 __device__ KernelSizes residual_norm_sizes = {0, 0, 0, RowLanes<kColumns>::kBlockRows};
@@ -171,31 +107,6 @@ __global__ void __launch_bounds__(kThreads) residual_norm(const __grid_constant_
     Lanes::store(p.output, row, i, pack<kElement>(values[i]));
   }
   if (p.statistics && Lanes::chunk(0) == 0) p.statistics[row] = make_float2(mean, inverse);
-}
-
-// Adds the sums of the block's threads, kSums of each column, in the order of the rows, to a row of `partial`.
-template <int kColumns, int kSums>
-__device__ __forceinline__ void store_column_sums(
-    const float (&sums)[kSums][RowLanes<kColumns>::kOfLane][kChunk], float* partial) {
-  using Lanes = RowLanes<kColumns>;
-  __shared__ float of_rows[Lanes::kBlockRows * kColumns];
-#pragma unroll
-  for (int n = 0; n < kSums; ++n) {
-    if (n) __syncthreads();
-#pragma unroll
-    for (int i = 0; i < Lanes::kOfLane; ++i) {
-      if (!Lanes::has(i)) continue;
-#pragma unroll
-      for (int j = 0; j < kChunk; ++j) of_rows[Lanes::row() * kColumns + kChunk * Lanes::chunk(i) + j] = sums[n][i][j];
-    }
-    __syncthreads();
-    for (int column = threadIdx.x; column < kColumns; column += kThreads) {
-      float total = 0.0f;
-#pragma unroll 8
-      for (int row = 0; row < Lanes::kBlockRows; ++row) total += of_rows[row * kColumns + column];
-      partial[n * kColumns + column] = total;
-    }
-  }
 }
 
 template <Element kElement, int kColumns>

@@ -59,25 +59,34 @@ def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) 
         CaptureError: `run` waits for the GPU, does something else that a capture does not allow, or queues nothing on
             `device`. Torch's allocator, random numbers, streams and current device are unchanged.
     """
-    with torch.cuda.device(device), graph_semaphores() as semaphores:
+    with torch.cuda.device(device):
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
-            run()
-            run()
-        current.wait_stream(stream)
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-        try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=MODE):
-                for _ in range(launches):
-                    result = run()
-                is_empty = _num_nodes(stream.cuda_stream) == 0
-        except RuntimeError as error:
-            _abandon(stream, current, pool)
-            _raise_first(error)
-        if is_empty:
-            raise CaptureError(f"nothing was queued on {device}: the function works on another device, or not at all")
-        return CapturedGraph(graph, result, run, semaphores)
+        with graph_semaphores(current.device_index, stream.cuda_stream) as semaphores:
+            return _capture(run, stream, current, launches, semaphores)
+
+
+def _capture(
+    run: Callable[[], Result], stream: torch.cuda.Stream, current: torch.cuda.Stream, launches: int, semaphores: Any
+) -> CapturedGraph[Result]:
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
+        run()
+        run()
+    current.wait_stream(stream)
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=MODE):
+            for _ in range(launches):
+                result = run()
+            is_empty = _num_nodes(stream.cuda_stream) == 0
+    except RuntimeError as error:
+        _abandon(stream, current, pool)
+        _raise_first(error)
+    if is_empty:
+        raise CaptureError(
+            f"nothing was queued on {stream.device}: the function works on another device, or not at all"
+        )
+    return CapturedGraph(graph, result, run, semaphores)
 
 
 def _num_nodes(stream: int) -> int | None:

@@ -16,16 +16,17 @@ import torch
 
 from .launch import current_gpu, stream_handle
 
-_Buffers = dict[tuple[int, int], torch.Tensor]  # by device index and stream handle
-
 
 class _Current(threading.local):
-    buffers: _Buffers | None = None  # of the graph that this thread captures
     fresh: bool = False  # inside of `fresh_semaphores`
 
 
-_eager: _Buffers = {}
 _current = _Current()
+# The buffer, if there is one, by device index and stream handle; while a stream captures a graph, that of the graph. By
+# stream and not by thread: backward passes run in threads of autograd.
+_Buffers = dict[tuple[int, int], list[torch.Tensor]]
+_eager: _Buffers = {}
+_of_graphs: _Buffers = {}
 
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:
@@ -33,27 +34,29 @@ def semaphores(count: int, device: torch.device) -> torch.Tensor:
     if _current.fresh:
         return torch.zeros(count, dtype=torch.int32, device=device)
     key = (device.index, stream_handle(device.index))
-    buffers = _eager if _current.buffers is None else _current.buffers
-    buffer = buffers.get(key)
-    capturing = is_capturing(device)
-    if capturing and (buffers is _eager or buffer is None or buffer.numel() < count):
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    if buffer is None or buffer.numel() < count:
-        buffers[key] = buffer = torch.zeros(count, dtype=torch.int32, device=device)
+    held, capturing = _of_graphs.get(key), is_capturing(device)
+    if held is None:
+        held = [] if capturing else _eager.setdefault(key, [])
+    if held and held[0].numel() >= count:
+        return held[0]
+    buffer = torch.zeros(count, dtype=torch.int32, device=device)
+    if not capturing:  # a capture's memory may be used again by the graph
+        held[:] = [buffer]
     return buffer
 
 
 @contextmanager
-def graph_semaphores() -> Iterator[_Buffers]:
-    """Buffers for one CUDA graph, used by this thread's launches inside the context (warm-up, then capture).
+def graph_semaphores(device_index: int, stream: int) -> Iterator[list[torch.Tensor]]:
+    """The buffer of one CUDA graph, used by launches on this stream inside the context (warm-up, then capture).
 
-    The caller keeps them as long as the graph may be replayed.
+    The caller keeps it as long as the graph may be replayed.
     """
-    outer, _current.buffers = _current.buffers, {}
+    key = device_index, stream
+    _of_graphs[key] = held = []
     try:
-        yield _current.buffers
+        yield held
     finally:
-        _current.buffers = outer
+        del _of_graphs[key]
 
 
 @contextmanager

@@ -18,9 +18,9 @@ import torch
 from plan_oracle import plan_on_cpu
 
 from baselines import dfgnn, flashsparse, fused3s_paper
+from dense import batch_norm, residual_norm
 from dense import block as dense_block
 from dense import block_training as dense_block_training
-from dense import residual_norm
 from fused3s.backends import cuda, feature_products, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward
 from fused3s.runtime import semaphores
 from fused3s.runtime.device import GPULimits
@@ -45,11 +45,12 @@ ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward),
-    *(dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
+    *(batch_norm, dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: which.
 UPDATED = {"add_features": ("output",), "add_features_float": ("output",), "relu_backward": ("grad",)}
 UPDATED |= {"combine_rows": ("output", "lse")}
+UPDATED |= {"batch_norm_statistics": ("running_mean", "running_variance", "num_batches")}
 # Kernels that write the edges of a graph, where memory may be zeros behind them (`Fused3SData.new_of_edges`).
 UPDATED |= {"gradients_over_rows": ("edge_value_gradients", "score_weights", "value_weights")}
 UPDATED |= {"gradients_of_features": ("gradient",)}
@@ -395,7 +396,7 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
         for backend in (fused3s, fused3s_backward):
             patch.setattr(backend, "instance_sizes", instance_sizes)
-        for backend in (dense_block, dense_block_training, feature_products, residual_norm):
+        for backend in (batch_norm, dense_block, dense_block_training, feature_products, residual_norm):
             patch.setattr(backend, "gpu_limits", lambda device: limits)
         plan_on_cpu(patch, limits)
         patch.setattr(semaphores, "stream_handle", lambda device_index: 0)

@@ -47,3 +47,25 @@ def test_one_real_row_gives_finite_running_statistics():
     y = norm(torch.randn(4, 3), torch.tensor([1.0, 0, 0, 0]))
     torch.testing.assert_close(y[0], norm.bias)
     assert all(buffer.isfinite().all() for buffer in norm.buffers())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("real", "rows", "dim"), [(700, 1000, 64), (1000, 1000, 512), (40_000, 50_000, 24), (1, 8, 8)])
+def test_kernels(dtype, real, rows, dim):
+    """Output, gradients and running statistics on a GPU against float64, with padding."""
+    torch.manual_seed(0)
+    norm = BatchNorm(dim).cuda()
+    nn.init.normal_(norm.weight)
+    exact = BatchNorm(dim).cuda().double()
+    exact.load_state_dict(norm.state_dict())
+    weights = torch.where(torch.arange(rows, device="cuda") < real, 1 / real, 0.0)
+    x = (2 + torch.randn(rows, dim, device="cuda")).to(dtype).requires_grad_()
+    wide, grad = x.detach().double().requires_grad_(), torch.randn(rows, dim, device="cuda").to(dtype)
+    y, wanted = norm(x, weights), exact(wide, weights.double())
+    found = torch.autograd.grad(y, [x, *norm.parameters()], grad)
+    expected = torch.autograd.grad(wanted, [wide, *exact.parameters()], grad.double())
+    for got, right in zip((y, *found), (wanted, *expected), strict=True):
+        assert (got.double() - right).norm() <= 2 * torch.finfo(dtype).eps * right.norm() + 1e-3 * (real == 1)
+    for got, right in zip(norm.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(got.double(), right.double(), rtol=1e-5, atol=1e-6)

@@ -19,12 +19,15 @@ pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("one_thread")]
 HALF, BFLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float64
 
 
-def make_model(dim, dtype, dropout=0.0):
+def make_model(dim, dtype, dropout=0.0, norm="layer"):
     torch.manual_seed(0)
-    model = GraphTransformer(in_features=6, num_classes=2, dim=dim, blocks=2, dropout=dropout).to(dtype)
+    model = GraphTransformer(in_features=6, num_classes=2, dim=dim, blocks=2, dropout=dropout, norm=norm).to(dtype)
     for name, parameter in model.named_parameters():
         if "norm" in name:  # neither ones nor zeros
             parameter.data += 0.3 * torch.randn_like(parameter)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.float()  # as `training.precision.WorkingCopy` shares them
     return model
 
 
@@ -32,16 +35,17 @@ def plain_blocks(model):
     return [partial(between_attentions, *pair) for pair in successive_blocks(model)]
 
 
-def run(model, blocks, inputs, grads):
+def run(model, blocks, inputs, grads, *row_weights):
     """Output and gradients of two blocks; the second has no QKV projection."""
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    h, qkv = blocks[0](leaves[0], leaves[1])
-    last, none = blocks[1](qkv[:, : h.shape[1]].contiguous(), h)
+    h, qkv = blocks[0](leaves[0], leaves[1], *row_weights)
+    last, none = blocks[1](qkv[:, : h.shape[1]].contiguous(), h, *row_weights)
     assert none is None
     parameters = [parameter for name, parameter in model.named_parameters() if name.startswith("blocks.")]
     parameters = [parameter for parameter in parameters if parameter is not model.blocks[0].qkv.weight]
-    found = torch.autograd.grad((last, qkv), [*leaves, *parameters], grads)
-    return [last.detach(), qkv.detach(), *found]
+    found = torch.autograd.grad((last, qkv), [*leaves, *parameters], grads, allow_unused=True)
+    pairs = zip(found, [*leaves, *parameters], strict=True)
+    return [last.detach(), qkv.detach(), *(torch.zeros_like(of) if grad is None else grad for grad, of in pairs)]
 
 
 def assert_as_exact(found, by_torch, exact):
@@ -96,6 +100,48 @@ def check_block(monkeypatch, dim, dtype, rows, mode):
         found = run(model, FusedTraining(model).begin(), inputs, grads)
     assert_as_exact(found, by_torch, exact)
     return gpu.launched
+
+
+# Several rounds of a block, several blocks; columns that no power of two divides; more columns than threads; one row.
+@pytest.mark.parametrize(
+    ("dim", "dtype", "rows", "real", "mode", "num_sms"),
+    [
+        (64, BFLOAT, 300, 190, "random", 3),
+        (24, HALF, 700, None, "late", 2),
+        (264, HALF, 65, 64, "early", 1),
+        (8, BFLOAT, 1, None, "late", 1),
+    ],
+)
+def test_batch_norm(monkeypatch, dim, dtype, rows, real, mode, num_sms):
+    model = make_model(dim, dtype, norm="batch")
+    inputs = [(3 + torch.randn(rows, dim)).to(dtype), torch.randn(rows, dim).to(dtype)]
+    grads = [torch.randn(rows, dim).to(dtype), torch.randn(rows, 3 * dim).to(dtype)]
+    row_weights = ()
+    if real is not None:
+        row_weights = (torch.where(torch.arange(rows) < real, 1 / real, 0.0),)
+    if rows < 2:  # torch refuses them; all weights are then one row's
+        row_weights = (torch.ones(rows),)
+    exact_model, torch_model = copy.deepcopy(model).double(), copy.deepcopy(model)
+    wide = [each.double() for each in (*inputs, *grads)]
+    exact = run(exact_model, plain_blocks(exact_model), wide[:2], wide[2:], *(each.double() for each in row_weights))
+    by_torch = run(torch_model, plain_blocks(torch_model), inputs, grads, *row_weights)
+    with cuda_on_cpu(MODES[mode], num_sms=num_sms), poisoned_buffers(monkeypatch):
+        found = run(model, FusedTraining(model).begin(), inputs, grads, *row_weights)
+        assert_as_exact(found, by_torch, exact)
+        for name, buffer in model.named_buffers():
+            if "running" in name or "batches" in name:
+                torch.testing.assert_close(
+                    buffer.double(), exact_model.get_buffer(name).double(), rtol=0.01, atol=2e-3, msg=name
+                )
+        check_evaluation(model.eval(), exact_model.eval(), inputs)
+
+
+@torch.no_grad()
+def check_evaluation(model, exact_model, inputs):
+    found = FusedTraining(model).begin()[0](*inputs)
+    exact = plain_blocks(exact_model)[0](*(each.double() for each in inputs))
+    for got, right in zip(found, exact, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=0.02, atol=0.05)
 
 
 @pytest.mark.usefixtures("one_kernel")

@@ -1,9 +1,14 @@
 """Ranks that fail, that do not meet, and that disagree: a sentence on every rank, and never a hang."""
 
+import os
+import subprocess
+import sys
+
 import parallel_jobs
 import pytest
 import scipy.sparse as sp
-from rank_pool import run_alone
+import torch
+from rank_pool import GPUS, run_alone
 
 from parallel import partition_graph, source_from_csr
 
@@ -29,6 +34,36 @@ def test_a_rank_that_ends_early_ends_the_others_with_its_name_and_reason(who, ho
     for rank, (text, seconds) in zip(others, found, strict=True):
         assert f"rank {rank} stops, since rank {who} {ends_with}" in text
         assert seconds < SECONDS
+
+
+# Rank 1 ends while the others replay a CUDA graph that waits for it.
+KILLED = """
+import os, signal, clone, torch
+from fused3s.runtime.cuda_graph import capture
+from parallel import ranks, sum_in_rank_order
+from parallel.capture import capture_together
+with ranks("cuda") as group:
+    tensor = torch.ones(1 << 20, device=group.device)
+    run = lambda: sum_in_rank_order([tensor], group)
+    captured = capture_together(lambda: capture(run, group.device), group)
+    for count in range(1000):
+        if group.rank == 1 and count == 100:
+            os.kill(os.getpid(), signal.SIGKILL)
+        captured.replay()
+        torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU for each rank")
+def test_torchrun_ends_the_others_when_a_rank_on_a_gpu_is_killed(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GPUS[-1])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command.append(str(tmp_path / "killed.py"))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode
+    assert "Signal 9 (SIGKILL) received" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import parallel_jobs
 import pytest
 import torch
+from rank_pool import GPUS, run_alone
 
 import data
 from configs import TrainConfig
@@ -90,6 +91,34 @@ def test_a_partitioned_graph_trains_as_on_one_process(pool, node_file, tmp_path,
     assert_same_run(found, expected)
 
 
+@pytest.mark.parametrize(("failing", "reason", "graphs"), [((), "chosen by auto", 2), ((1,), "rank 1: it waits", 0)])
+def test_all_ranks_capture_the_step_or_none_does(pool, node_file, tmp_path, one_thread, failing, reason, graphs):
+    """Here a replay calls the step again."""
+    asked = settings(node_file)
+    expected = one_process(asked, tmp_path / "one")
+    found = pool.run(parallel_jobs.train_captured, 3, asked, str(tmp_path / "several"), failing)
+    assert_same_run(found, expected)
+    assert all(reason in of_rank[3] and of_rank[4] == graphs for of_rank in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", GPUS)
+@pytest.mark.parametrize("scheme", ["halo", "heads"])
+def test_gpus_train_what_one_trains_also_by_a_cuda_graph(node_file, tmp_path, size, scheme):
+    asked = settings(node_file, training__precision="bfloat16", runtime__device="cuda", attention__backend="fused3s")
+    asked["model"] |= {"dim": 64, "heads": 8}
+    expected = one_process(asked, tmp_path / "one")
+    asked["runtime"]["partition"] = scheme
+    runs = []
+    for captured in (False, "auto" if torch.cuda.device_count() < size else True):
+        asked["runtime"]["cuda_graph"] = captured
+        folder = tmp_path / f"captured_{captured}"
+        runs.append(run_alone(parallel_jobs.train_on_gpus, size, [asked, str(folder)], seconds=300))
+    eager, captured = ([record.loss for record in found[0][0]] for found in runs)
+    assert captured == pytest.approx(eager, rel=1e-3)
+    assert eager == pytest.approx([record.loss for record in expected[0]], abs=0.02)
+
+
 # Batches of 5 graphs and then of 3: with 4 ranks one has no graph of the last one.
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_collection_trains_as_on_one_process(pool, graph_file, tmp_path, one_thread, size):
@@ -128,6 +157,7 @@ def test_only_rank_0_writes_and_any_rank_stops_all(pool, node_file, tmp_path):
         ("node", {"model__norm": "batch"}, "model.norm = 'batch'"),
         ("graph", {"model__norm": "batch"}, "model.norm = 'batch' on several ranks"),
         ("node", {"model__pos_enc": 2}, "model.pos_enc = 2"),
+        ("node", {"training__sampler": "neighbor"}, "training.sampler = 'neighbor'"),
         ("node", {"attention__reorder": "communities"}, "attention.reorder = 'communities'"),
         ("node", {"runtime__partition": "heads", "model__heads": 2}, "got 'heads' with 2 heads on 3 ranks"),
     ],

@@ -32,9 +32,9 @@ def setting(user_graph, tmp_path, monkeypatch):
     return ["--config", str(tmp_path / "mine.yaml"), "--results", str(tmp_path / "r.csv")]
 
 
-def on_ranks(name, *of_ranks):
+def on_ranks(name, *of_ranks, job=parallel_jobs.run_script):
     """Exit status and output of each rank of a script, in processes of their own."""
-    return run_alone(parallel_jobs.run_script, len(of_ranks), [name, [list(map(str, one)) for one in of_ranks]])
+    return run_alone(job, len(of_ranks), [name, [list(map(str, one)) for one in of_ranks]])
 
 
 def on_one(name, *arguments):
@@ -102,13 +102,23 @@ def test_training_writes_once_what_inference_reads(setting, tmp_path):
     trained = [*setting, "--checkpoint", output / "best.safetensors"]
     done = on_one("infer", *trained)
     assert done.exit_code == 0, done.output
-    assert on_ranks("infer", *[trained] * 3)[0][0] == 0
+    assert on_ranks("infer", *[trained] * 2)[0][0] == 0  # by the partition of the training
     accuracies = {
         (row["bench"], row["ranks"]): row["value"] for row in rows(tmp_path) if row["metric"] == "test_accuracy"
     }
-    assert set(accuracies) == {("train", "2"), ("train", "0"), ("infer", "0"), ("infer", "3")}
+    assert set(accuracies) == {("train", "2"), ("train", "0"), ("infer", "0"), ("infer", "2")}
     del accuracies["train", "0"]  # of the other run
     assert len(set(accuracies.values())) == 1
+
+
+def test_one_rank_computes_where_it_is_predicted_to_be_faster(setting, tmp_path):
+    for name, output in (("infer", tmp_path / "one.npz"), ("train", tmp_path / "run")):
+        arguments = [*setting, "--output", output]
+        (status, text), *others = on_ranks(name, *[arguments] * 2, job=parallel_jobs.run_script_faster_on_one)
+        assert (status, others) == (0, [(0, "")]), text
+        assert "rank 0 computes alone (predicted; runtime.partition: halo takes all ranks)" in text
+        assert output.exists()
+    assert {row.get("ranks") for row in rows(tmp_path)} == {None}
 
 
 def test_partitions_are_made_where_the_ranks_look_for_them(setting, tmp_path):

@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import ReferenceBackend
 from fused3s.dgl import import_dgl
 from fused3s.dropout import Dropout, kept_edges
+from fused3s.runtime.cuda_graph import CaptureError, capture
 from models import GraphTransformer
 from parallel import (
     Group,
@@ -30,6 +33,7 @@ from parallel import (
     RankError,
     check_agreement,
     gather_rows,
+    inputs,
     load_part,
     on_first_rank,
     plan_part_attention,
@@ -37,6 +41,7 @@ from parallel import (
     sum_in_rank_order,
 )
 from parallel import group as group_module
+from parallel.capture import capture_together
 from parallel.collectives import gather_uneven
 from parallel.inputs import prepare_part
 from parallel.passes import SplitPasses
@@ -113,6 +118,11 @@ def attend(
         gradients = torch.autograd.grad(output, [q, k, v], grad_output[rows].to(output))
         with torch.no_grad():
             assert torch.equal(attention(q, k, v, **options), output)
+            if group.backend == "nccl" and min(part.partition.rows):  # a rank without rows queues nothing
+                call = partial(attention, q, k, v, **options)
+                captured = capture_together(partial(capture, call, group.device), group)
+                captured.result.fill_(torch.nan)
+                assert torch.equal(captured.replay(), output)
         found.append([rows, output.detach().cpu(), *(gradient.cpu() for gradient in gradients)])
     return found
 
@@ -242,6 +252,12 @@ def run_script(rank: int, name: str, arguments: list[list[str]]) -> tuple[int, s
     return done.exit_code, done.output
 
 
+def run_script_faster_on_one(rank: int, name: str, arguments: list[list[str]]) -> tuple[int, str]:
+    """As `run_script`, on a graph that one GPU is predicted to compute faster."""
+    inputs.one_gpu_is_faster = lambda *_: "predicted"
+    return run_script(rank, name, arguments)
+
+
 def run_model(
     group: Group,
     folder: str,
@@ -287,6 +303,32 @@ def train(
     return records, trainer.result, trainer.step.model.state_dict()
 
 
+class CalledAgain:
+    """In place of a captured step on the CPU, whose replays are further calls. A rank of FAILING cannot capture."""
+
+    FAILING: tuple[int, ...] = ()
+
+    def __init__(self, run: Callable[[], torch.Tensor], *states: Any) -> None:
+        if dist.get_rank() in self.FAILING:
+            raise CaptureError("it waits for the GPU")
+        self.replay = run
+
+
+def train_captured(
+    group: Group, settings: dict[str, Any], folder: str, failing: tuple[int, ...]
+) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor], str, int]:
+    """As `train`, with a captured step; also the reason, and the number of graphs that the group must free."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.step.capture_step", CalledAgain)
+        patch.setattr(CalledAgain, "FAILING", failing)
+        patch.setattr(RankTrainer, "_capture_refused", lambda trainer: None)
+        config = TrainConfig.model_validate(settings)
+        loaded, part = load_on_ranks(config, group, lambda text: None)
+        trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0)
+        records = list(trainer.run())
+        return records, trainer.result, trainer.step.model.state_dict(), trainer.graph_reason, len(group.graphs)
+
+
 def train_until(group: Group, settings: dict[str, Any], folder: str, epochs: int) -> int:
     """Train until the last rank asks for a stop in epoch `epochs`; the epochs that this rank trained."""
     config = TrainConfig.model_validate(settings)
@@ -297,6 +339,15 @@ def train_until(group: Group, settings: dict[str, Any], folder: str, epochs: int
     for count, _ in enumerate(trainer.run(), 2):
         trainer.stop |= is_last and count == epochs
     return trainer.done
+
+
+def train_on_gpus(
+    rank: int, settings: dict[str, Any], folder: str
+) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor]]:
+    """As `train`, on GPUs."""
+    with ranks("cuda") as group:
+        records, result, weights = train(group, settings, folder)
+        return records, result, {name: weight.cpu() for name, weight in weights.items()}
 
 
 def error_of_training(group: Group, settings: dict[str, Any], folder: str) -> str:

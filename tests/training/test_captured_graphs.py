@@ -12,7 +12,7 @@ from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 
 import fused3s
 from models import GraphTransformer
-from training import Trainer, captured_graphs, step
+from training import Trainer, captured_graphs, samples, step
 from training.padded_batches import padding_refused
 
 
@@ -24,7 +24,8 @@ def captured_on_cpu(monkeypatch):
         return padding_refused(trainer.step.working.model, "fused3s", "none", trainer.task.graphs)
 
     monkeypatch.setattr(fused3s, "PlanRoom", ReferenceRoom)
-    monkeypatch.setattr(captured_graphs, "capture", CalledAgain)
+    for module in (captured_graphs, samples):
+        monkeypatch.setattr(module, "capture", CalledAgain)
     monkeypatch.setattr(Trainer, "_capture_refused", refused)
     capture_steps_on_cpu(monkeypatch, step)
 
@@ -97,11 +98,31 @@ def test_a_captured_run_is_the_eager_run(replaced, make_config, trained, tmp_pat
         labels = torch.from_numpy(np.random.default_rng(0).integers(0, 2, len(graphs.labels)))
         labels[1] = -1
         graphs = replaced(graphs, labels=labels, metric="accuracy")
-    config = make_config(data__batch_size=4, training__epochs=4)
+    ema = 0.8 if labelled == "graphs" else 0.0
+    config = make_config(data__batch_size=4, training__epochs=2, training__ema=ema)
     eager, expected = trained(config, graphs, tmp_path / "eager")
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, graphs, tmp_path / "captured")
     assert (eager.captured, captured.captured, captured.runner.num_eager) == (False, True, 0)
+    for record, other in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
+    assert captured.result.test == pytest.approx(eager.result.test)
+    for name, tensor in captured.step.model.state_dict().items():
+        torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv"])
+def test_a_captured_run_on_samples_is_the_eager_run(nodes, make_config, trained, tmp_path, request, monkeypatch, kind):
+    """Also where some samples are larger than the padded size, and run eagerly."""
+    monkeypatch.setattr(samples, "ROOM", 0.95)
+    options = {"training__sampler": "neighbor", "training__fan_out": (3, 2), "data__batch_size": 4, "model__kind": kind}
+    options |= {"model__norm": "batch"} if kind == "graph_transformer" else {}
+    config = make_config(**options, training__optimizer="sgd", training__ema=0.5)
+    eager, expected = trained(config, nodes, tmp_path / "eager")
+    request.getfixturevalue("captured_on_cpu")
+    captured, records = trained(config, nodes, tmp_path / "captured")
+    assert captured.captured
+    assert 0 < captured.runner.num_eager < 12  # steps
     for record, other in zip(records, expected, strict=True):
         assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
     assert captured.result.test == pytest.approx(eager.result.test)

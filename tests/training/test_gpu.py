@@ -38,7 +38,7 @@ def test_a_captured_step_is_the_eager_step(request, gpu_config, trained, tmp_pat
     last batch of graphs is smaller."""
     loaded = request.getfixturevalue(data_set)
     settings = {"training__optimizer": optimizer, "training__precision": precision, "training__warmup_epochs": 2}
-    settings["data__batch_size"] = 4
+    settings |= {"data__batch_size": 4, "training__ema": 0.5 if optimizer == "sgd" else 0.0}
     eager, expected = trained(gpu_config(**settings, runtime__cuda_graph=False), loaded, tmp_path / "eager")
     captured, records = trained(gpu_config(**settings, runtime__cuda_graph=True), loaded, tmp_path / "captured")
     assert (eager.captured, captured.captured) == (False, True)
@@ -84,6 +84,19 @@ def test_captured_batches_of_molecules_train_as_the_reference_on_the_cpu(
         torch.testing.assert_close(tensor.cpu(), exact.step.model.state_dict()[name], atol=5e-3, rtol=2e-2)
 
 
+@pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv"])
+def test_captured_samples_train_as_the_reference_on_the_cpu(nodes, gpu_config, make_config, trained, tmp_path, kind):
+    options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "model__kind": kind, "training__epochs": 2}
+    options |= {"training__sampler": "neighbor", "training__fan_out": (3, 2), "training__precision": "float32"}
+    options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__ema": 0.5}
+    captured, records = trained(gpu_config(**options), nodes, tmp_path / "captured")
+    _, expected = trained(make_config(**options), nodes, tmp_path / "exact")
+    assert captured.captured
+    assert captured.runner.num_eager < 8
+    for record, other in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
+
+
 @pytest.mark.parametrize("data_set", ["nodes_of_graphs", "targets"])
 def test_captured_batches_of_nodes_and_targets_train_as_the_reference_on_the_cpu(
     request, gpu_config, make_config, trained, tmp_path, data_set
@@ -94,6 +107,18 @@ def test_captured_batches_of_nodes_and_targets_train_as_the_reference_on_the_cpu
     captured, records = trained(gpu_config(**options), loaded, tmp_path / "captured")
     _, expected = trained(make_config(**options), loaded, tmp_path / "exact")
     assert (captured.captured, captured.runner.num_eager) == (True, 0)
+    for record, other in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"])
+def test_pygs_layers_train_in_a_cuda_graph_as_the_reference_on_the_cpu(
+    nodes, gpu_config, make_config, trained, tmp_path, kind
+):
+    options = {"model__dim": 64, "model__heads": 4, "model__kind": kind, "training__precision": "float32"}
+    pyg = options | {"attention__backend": "pyg", "runtime__cuda_graph": True, "runtime__dense": "plain"}
+    _, records = trained(gpu_config(**pyg, training__epochs=3), nodes, tmp_path / "pyg")
+    _, expected = trained(make_config(**options), nodes, tmp_path / "exact")
     for record, other in zip(records, expected, strict=True):
         assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
 

@@ -1,5 +1,6 @@
 """A run as a whole: steps against an independent computation, resume, early stop and errors."""
 
+import copy
 import csv
 import dataclasses
 import math
@@ -32,14 +33,15 @@ def assert_equal_bits(a, b):
 
 
 def test_steps_are_those_of_plain_autograd_in_float64(nodes, make_config, trained, tmp_path):
-    """Loss on the training nodes only, clipping, decay of matrices only, momentum and schedule."""
+    """Loss on the training nodes only, clipping, decay of matrices only, momentum, schedule and average of weights."""
     settings = {"optimizer": "sgd", "lr": 0.5, "weight_decay": 0.1, "clip_norm": 0.3, "warmup_epochs": 2, "epochs": 4}
+    settings["ema"] = 0.7
     config = make_config(**{f"training__{key}": value for key, value in settings.items()})
     _, records = trained(config, nodes, tmp_path)
 
     torch.manual_seed(0)
     model = GraphTransformer(in_features=6, num_classes=3, dim=8, blocks=2, heads=2).double()
-    inputs = model.prepare(nodes.graph, dense_attention(nodes.graph))
+    inputs, average = model.prepare(nodes.graph, dense_attention(nodes.graph)), copy.deepcopy(model)
     velocity = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
     train = nodes.splits["train"]
     rates = [0.125, 0.375, 0.25 * (1 + math.cos(math.pi / 4)), 0.25 * (1 + math.cos(3 * math.pi / 4))]
@@ -58,20 +60,35 @@ def test_steps_are_those_of_plain_autograd_in_float64(nodes, make_config, traine
                 gradient += (0.1 if parameter.dim() > 1 else 0.0) * parameter
                 velocity[name] = 0.9 * velocity[name] + gradient
                 parameter -= rate * velocity[name]
+                averaged = average.get_parameter(name)
+                averaged.copy_(0.7 * averaged + 0.3 * parameter)
         valid = nodes.splits["valid"]
-        right = model(inputs)[valid].argmax(1) == nodes.labels[valid]
-        assert record.valid_metric == pytest.approx(right[nodes.labels[valid] >= 0].double().mean().item())
-    last = torch.load(tmp_path / "last.pt", weights_only=True)["model"]
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(last[name], parameter.detach().float(), rtol=1e-4, atol=1e-6)
+        known = nodes.labels[valid] >= 0
+        logits, labels = average(inputs)[valid][known], nodes.labels[valid][known]
+        assert record.valid_metric == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+        assert record.valid_loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    last = torch.load(tmp_path / "last.pt", weights_only=True)
+    for key, expected in (("model", model), ("average", average)):
+        for name, parameter in expected.named_parameters():
+            torch.testing.assert_close(last[key][name], parameter.detach().float(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("data_set", "norm"), [("nodes", "batch"), ("graphs", "layer")])
-def test_learns_and_keeps_the_best_epoch(request, make_config, trained, tmp_path, data_set, norm):
+@pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"])
+def test_the_backend_pyg_trains_pygs_layers_to_the_same_numbers(nodes, make_config, trained, tmp_path, kind):
+    _, expected = trained(make_config(model__kind=kind), nodes, tmp_path / "reference")
+    trainer, records = trained(make_config(model__kind=kind, attention__backend="pyg"), nodes, tmp_path / "pyg")
+    for record, other in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
+    of_pyg = type(trainer.step.model.blocks[0]).__module__.startswith("torch_geometric")
+    assert of_pyg == (kind != "graph_transformer")
+
+
+@pytest.mark.parametrize(("data_set", "norm", "ema"), [("nodes", "batch", 0.5), ("graphs", "layer", 0.0)])
+def test_learns_and_keeps_the_best_epoch(request, make_config, trained, tmp_path, data_set, norm, ema):
     loaded = request.getfixturevalue(data_set)
     config = make_config(
         **{"training__epochs": 25, "training__lr": 0.02, "training__checkpoint_seconds": 30.0},
-        **{"data__batch_size": 5, "model__norm": norm, "model__dim": 16},
+        **{"data__batch_size": 5, "model__norm": norm, "model__dim": 16, "training__ema": ema},
     )
     trainer, records = trained(config, loaded, tmp_path)
     assert records[-1].loss < 0.5 * records[0].loss
@@ -86,12 +103,12 @@ def test_learns_and_keeps_the_best_epoch(request, make_config, trained, tmp_path
     assert result.test == pytest.approx(score_on_test(logits, loaded).value)
 
 
-@pytest.mark.parametrize(("data_set", "optimizer"), [("nodes", "sgd"), ("graphs", "adamw")])
-def test_a_resumed_run_has_the_same_bits(request, make_config, trained, tmp_path, data_set, optimizer):
+@pytest.mark.parametrize(("data_set", "optimizer", "ema"), [("nodes", "sgd", 0.0), ("graphs", "adamw", 0.9)])
+def test_a_resumed_run_has_the_same_bits(request, make_config, trained, tmp_path, data_set, optimizer, ema):
     loaded = request.getfixturevalue(data_set)
     config = make_config(
         **{"training__epochs": 5, "training__optimizer": optimizer, "data__batch_size": 4, "model__norm": "batch"},
-        **{"model__dropout": 0.3, "model__attention_dropout": 0.4},
+        **{"model__dropout": 0.3, "model__attention_dropout": 0.4, "training__ema": ema},
     )
     whole, _ = trained(config, loaded, tmp_path / "whole")
     for stop_after in (1, 3):
@@ -108,6 +125,8 @@ def test_a_resumed_run_has_the_same_bits(request, make_config, trained, tmp_path
     assert dataclasses.replace(rest.result, seconds=()) == dataclasses.replace(whole.result, seconds=())
     again, records = trained(config, loaded, tmp_path / "parts", resume=True)  # nothing is left to do
     assert (records, again.result) == ([], dataclasses.replace(rest.result, seconds=()))
+    assert sum(whole.result.seconds) < whole.result.total_seconds
+    assert rest.result.total_seconds is again.result.total_seconds is None
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_state_before(nodes, make_config, tmp_path):

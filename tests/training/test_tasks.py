@@ -71,7 +71,7 @@ def test_regression_keeps_the_lowest_error_in_the_unit_of_the_targets(
     targets, make_config, replaced, trained, tmp_path, metric, loss
 ):
     loaded = replaced(targets, metric=metric)
-    trainer, records = trained(make_config(**LONG | {"training__epochs": 50, "training__loss": loss}), loaded, tmp_path)
+    trainer, records = trained(make_config(**LONG | {"training__epochs": 25, "training__loss": loss}), loaded, tmp_path)
     assert records[-1].loss < 0.7 * records[0].loss
     best = min(records, key=lambda record: (record.valid_metric, record.valid_loss, record.epoch))
     assert (trainer.result.best_epoch, trainer.result.valid) == (best.epoch, best.valid_metric)
@@ -87,7 +87,7 @@ def test_regression_keeps_the_lowest_error_in_the_unit_of_the_targets(
     assert found.describe() == f"{found.value:.4f} eV over 7 graphs"
     assert json.loads((tmp_path / "best.json").read_text())["unit"] == "eV"
     units = {row.metric: row.unit for row in run_rows(trainer, tmp_path, {})}
-    assert units == {f"valid_{metric}": "eV", f"test_{metric}": "eV", "epoch_time": "ms"}
+    assert units == {f"valid_{metric}": "eV", f"test_{metric}": "eV", "epoch_time": "ms", "training_time": "s"}
 
 
 def test_a_resumed_regression_goes_on_as_before(targets, make_config, trained, tmp_path):

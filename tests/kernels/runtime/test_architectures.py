@@ -6,6 +6,7 @@ The lists of all shapes are in test_jit.py, those of the dense block in tests/de
 import pytest
 from compiled import ARCHS, BFLOAT, FLOAT, HALF, check
 
+from dense.batch_norm import batch_norm_instance
 from dense.residual_norm import rows_instance as norm_instance
 from fused3s.backends.feature_products import PACK_PAIR_FEATURES, product_instance
 from fused3s.backends.fused3s import PACK_FEATURES, choose_instance, fused_instance
@@ -75,6 +76,8 @@ def test_kernels_around_attention(arch):
     check([PACK_FEATURES, PACK_PAIR_FEATURES], arch, 80)
     norms = [norm_instance(function, dtype, 128) for function in ("residual_norm", "residual_norm_backward")]
     check([*norms, norm_instance("relu_backward", dtype, 256)], arch, 80)
+    batch_norms = ("batch_norm_statistics", "batch_norm", "batch_norm_sums", "batch_norm_gradient")
+    check([batch_norm_instance(function, dtype, 128) for function in batch_norms], arch, 80)
     check([rank_instance("pack_rows", 16), rank_instance("combine_rows", dtype, 16)], arch, 64)
 
 

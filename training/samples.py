@@ -1,0 +1,154 @@
+"""Training on samples of one graph: a step takes some training nodes with a sample of their neighbourhood, the same for
+all layers, as PyG's NeighborLoader gives it. Evaluation takes the whole graph."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data import LoadedGraph
+from data.csr_batches import BatchArrays, BatchSize, rounded_size, to_device
+from data.neighbours import NeighbourSampler, Sample
+from data.prefetch import made_ahead
+from fused3s.runtime.cuda_graph import CapturedGraph, capture
+from models import GraphInputs
+from models.graph_inputs import pattern_of
+from training.metrics import UNKNOWN
+from training.padded_batches import Room
+from training.step import Step
+from training.tasks import Batch, NodesTask
+
+THREADS, MADE_AHEAD = 4, 8  # that draw samples; samples that are drawn while others are used
+TRIED, ROOM = 8, 1.1  # samples that are drawn to choose the padded size, and its ratio to the largest of them
+
+
+class SampledNodesTask(NodesTask):
+    """`NodesTask` in batches of `batch_size` training nodes, in a new random order each epoch.
+
+    Args:
+        fan_out: as of `NeighbourSampler`.
+        loaded, others: as of `NodesTask`.
+    """
+
+    static = graphs = None
+
+    def __init__(self, batch_size: int, fan_out: Sequence[int], loaded: LoadedGraph, *others: object) -> None:
+        super().__init__(loaded, *others)
+        self.batch_size, self.train = batch_size, loaded.splits["train"].numpy()
+        self.steps = -(-len(self.train) // batch_size)
+        self.sampler = NeighbourSampler(loaded.row_pointers.numpy(), loaded.columns.numpy(), fan_out)
+        self.limits = loaded.meta.num_nodes, loaded.meta.num_edges
+
+    def batches(self, seed: list[int]) -> "Iterator[SampledBatch]":
+        with ThreadPoolExecutor(THREADS) as pool:
+            draws = (pool.submit(draw) for draw in self.draws(seed))
+            with made_ahead(draws, MADE_AHEAD) as ahead:
+                for drawn in ahead:
+                    yield SampledBatch(self, drawn.result())
+
+    def draws(self, seed: list[int]) -> Iterator[Callable[[], Sample]]:
+        """Functions that draw the samples of an epoch, in any order or at once."""
+        nodes = np.random.default_rng(seed).permutation(self.train)
+        for first in range(0, len(nodes), self.batch_size):
+            rng = np.random.default_rng([*seed, 1 + first])  # NumPy takes [*seed, 0] for `seed`
+            yield partial(self.sampler.sample, nodes[first : first + self.batch_size], rng)
+
+    def likely_size(self) -> BatchSize:
+        """Room for nearly all samples."""
+        tried = [size_of(draw()) for draw in islice(self.draws([0]), TRIED)]
+        largest = max(size.rows for size in tried), max(size.edges for size in tried)
+        room = (min(int(ROOM * most), limit) for most, limit in zip(largest, self.limits, strict=True))
+        return rounded_size(self.batch_size, *room)
+
+    def batch(self, packed: Tensor, size: BatchSize, room: Room | None = None) -> Batch:
+        """A packed sample on the device, planned in a room if one is given: a CUDA graph can capture that."""
+        (num_nodes, num_seeds), nodes, indptr, col = packed.split([2, size.rows, size.rows + 1, size.edges])
+        row = torch.arange(size.rows, device=packed.device)
+        is_node = row < num_nodes
+        batch = BatchArrays(
+            indptr=indptr,
+            col=col,
+            features=self.whole.inputs.features[nodes].where(is_node[:, None], 0),
+            edge_features=None,
+            graph_starts=row[:1],
+            row_weights=is_node / num_nodes if room else None,
+        )
+        if room:
+            room.fill((indptr, col))
+        inputs = self.model.prepare_batch(batch, room.plan if room else self.plan(pattern_of(batch)))
+        return Batch(inputs, self.labels[nodes].where(row < num_seeds, UNKNOWN))
+
+
+class SampledBatch:
+    """A `Batch` of a sample with lazy tensors: a captured step reads the sample alone."""
+
+    def __init__(self, task: SampledNodesTask, sample: Sample) -> None:
+        self._task, self.sample = task, sample
+
+    @cached_property
+    def _batch(self) -> Batch:
+        size = size_of(self.sample)
+        return self._task.batch(to_device(packed(self.sample, size), self._task.labels.device), size)
+
+    @property
+    def inputs(self) -> GraphInputs:
+        return self._batch.inputs
+
+    @property
+    def labels(self) -> Tensor:
+        return self._batch.labels
+
+
+class CapturedSamples:
+    """Two CUDA graphs: `Step` on a sample, whose only input is the sample, packed and padded; and the evaluation of the
+    whole graph. Larger samples run eagerly.
+
+    Args:
+        make_room: as of `training.captured_graphs.CapturedGraphs`, which has these attributes, too.
+
+    Raises:
+        CaptureError: no refillable plan supports the model's heads, or a layer waits for the GPU.
+    """
+
+    def __init__(self, step: Step, task: SampledNodesTask, make_room: Callable[[BatchSize, bool], Room]) -> None:
+        self.step, self.num_eager, self.size = step, 0, task.likely_size()
+        room = make_room(self.size, True)
+        fitting = next(sample for draw in task.draws([0]) if self._fits(sample := draw()))
+        self._packed = to_device(packed(fitting, self.size), step.device)
+        self._step: CapturedGraph[Tensor] = step.captured(lambda: step(task.batch(self._packed, self.size, room)))
+        self._evaluation: CapturedGraph[Tensor] = capture(lambda: step.evaluate(task.whole), step.device)
+
+    def __call__(self, batch: SampledBatch) -> Tensor:
+        if not self._fits(batch.sample):
+            self.num_eager += 1
+            return self.step(batch)
+        self._packed.copy_(to_device(packed(batch.sample, self.size), self.step.device))
+        return self._step.replay()
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        return self._evaluation.replay()
+
+    def _fits(self, sample: Sample) -> bool:
+        size = size_of(sample)
+        return size.rows <= self.size.rows and size.edges <= self.size.edges
+
+
+def size_of(sample: Sample) -> BatchSize:
+    return BatchSize(sample.num_seeds, len(sample.nodes), len(sample.col))
+
+
+def packed(sample: Sample, size: BatchSize) -> Tensor:
+    """[3 + 2 rows + edges] int64: the numbers of nodes and of seeds, nodes, indptr and col, for one copy to the device.
+    Rows of padding are node 0 without edges, edges of padding -1."""
+    found = np.full(3 + 2 * size.rows + size.edges, -1)
+    num_nodes = len(sample.nodes)
+    found[:2] = num_nodes, sample.num_seeds
+    nodes, indptr, col = np.split(found[2:], [size.rows, 2 * size.rows + 1])
+    nodes[:num_nodes], nodes[num_nodes:] = sample.nodes, 0
+    indptr[: num_nodes + 1], indptr[num_nodes + 1 :] = sample.indptr, sample.indptr[-1]
+    col[: len(sample.col)] = sample.col
+    return torch.from_numpy(found)
