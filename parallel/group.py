@@ -6,7 +6,8 @@ by NCCL, CPUs by gloo; with gloo several ranks can share one GPU, through host m
 A rank that fails writes its reason to the store of the group and leaves; torchrun then ends the other ranks of its
 machine within a second. Ranks that still run meet a closed connection (gloo) and raise a RankError with the name of the
 failed rank and its reason. Of a rank that was killed, the ranks of its machine notice the end of its process, and write
-it to the store for those of other machines. Over NCCL without torchrun they wait for at most COLLECTIVE_TIMEOUT.
+it to the store for those of other machines. Over NCCL, which does not notice a rank that ended, a thread ends the
+process of a rank that is still in the group after GRACE seconds, unless torchrun does.
 
 The store and the messages between ranks are torch's: without encryption and authentication, and what `share` and
 `all_values` receive is unpickled. The port of MASTER_ADDR must not be reachable from a network that is not trusted.
@@ -16,6 +17,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -37,6 +39,8 @@ COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may
 MEETING_TIMEOUT = 120.0  # the same, at the start
 REASON_TIMEOUT = 3.0  # seconds to wait for the reason of a rank that closed its connection
 STORE_TIMEOUT = 20.0  # seconds that rank 0, which may hold the store, stays for ranks that have not met the failure yet
+GRACE = 10.0  # seconds to leave the group after another rank failed
+WATCHED = ("nccl",)  # backends with such a thread
 POLL_SECONDS = 0.1
 # Set unless the environment sets them. NCCL's blocks go before those of a kernel that fills the GPU: an exchange would
 # otherwise begin when attention over a rank's own columns ends. A capture waits for no other rank, as it would in order
@@ -160,9 +164,14 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
     store = default_store()  # the same with another prefix
     _join(store, rank, size)
     group = Group(rank, size, place, backend, machines=-(-size // per_machine))
+    left = threading.Event()
+    is_watched = backend in WATCHED and "TORCHELASTIC_RUN_ID" not in os.environ
+    if is_watched:
+        threading.Thread(target=_watch, args=(store, rank, size, left), daemon=True).start()
     try:
         yield group
     except Exception as error:
+        left.set()
         explained = _explained(error, store, rank, size)
         if backend == "gloo":  # closes the connections, which the others notice; NCCL would wait for work in flight
             traceback.clear_frames(error.__traceback__)  # an unfinished collective in them keeps the group
@@ -172,7 +181,10 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
     finally:
         for captured in group.graphs:
             captured.graph.reset()  # NCCL would wait for its end
+    if is_watched:
+        _leave(store, rank, size)
     dist.destroy_process_group()
+    left.set()
 
 
 def _open_store(rank: int, timeout: float) -> "dist.Store":
@@ -329,6 +341,22 @@ def _has(store: "dist.Store", key: str, rank: int) -> bool:
 def _without_store(rank: int) -> RankError:
     """torchrun holds the store; without torchrun rank 0 does."""
     return RankError(f"rank {rank} stops, since rank 0 {ENDED}")
+
+
+def _watch(store: "dist.Store", rank: int, size: int, left: threading.Event) -> None:
+    """End this process if it does not leave the group after another rank failed. Returns when rank 0 has left."""
+    while not left.wait(1.0):
+        try:
+            is_over = _has(store, "left/0", rank)  # read before the failure, which is written before it
+            failure = _failure(store, rank, size)
+        except RankError as no_store:
+            is_over, failure = False, str(no_store)
+        if failure and not left.wait(GRACE):
+            _tell(store, f"left/{rank}", "")
+            print(f"error: {failure}", file=sys.stderr, flush=True)
+            os._exit(1)
+        if is_over:
+            return
 
 
 def _leave(store: "dist.Store", rank: int, size: int) -> None:

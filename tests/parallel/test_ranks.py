@@ -36,6 +36,14 @@ def test_a_rank_that_ends_early_ends_the_others_with_its_name_and_reason(who, ho
         assert seconds < SECONDS
 
 
+def test_ranks_that_do_not_notice_a_killed_one_are_ended_and_late_ones_are_not(tmp_path):
+    assert run_alone(parallel_jobs.end_late, 3, [True, tmp_path]) == [1, 1, -9]
+    for rank in (0, 1):
+        error = (tmp_path / f"{rank}.txt").read_text()
+        assert f"error: rank {rank} stops, since rank 2 ended without a reason" in error
+    assert run_alone(parallel_jobs.end_late, 3, [False, tmp_path]) == [f"{rank} left" for rank in range(3)]
+
+
 # Rank 1 ends while the others replay a CUDA graph that waits for it.
 KILLED = """
 import os, signal, clone, torch
@@ -52,6 +60,14 @@ with ranks("cuda") as group:
         captured.replay()
         torch.cuda.synchronize()
 """
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU for each rank")
+def test_ranks_on_gpus_end_without_torchrun_when_one_is_killed():
+    found = run_alone(parallel_jobs.end_early, GPUS[-1], ["killed", 1, "cuda"], seconds=50)
+    assert found.pop(1) == -9
+    assert all(one == 1 or "since rank 1 ended without a reason" in one[0] for one in found), found  # 1: by the thread
 
 
 @pytest.mark.gpu

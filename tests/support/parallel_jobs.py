@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -358,7 +359,7 @@ def error_of_training(group: Group, settings: dict[str, Any], folder: str) -> st
     return ""
 
 
-def end_early(rank: int, how: str, who: int) -> tuple[str, float]:
+def end_early(rank: int, how: str, who: int, device: str = "cpu") -> tuple[str, float]:
     """Rank `who` ends while the others wait for it, rank 1 a little later; the error of this rank and its seconds."""
     group_module.REASON_TIMEOUT = 0.5
     start = time.monotonic()
@@ -367,7 +368,7 @@ def end_early(rank: int, how: str, who: int) -> tuple[str, float]:
         if rank == who:
             threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGKILL]).start()
     try:
-        with ranks("cpu", timeout=60) as group:
+        with ranks(device, timeout=60) as group:
             dist.barrier()
             if rank == who and how in ("killed", "killed before a broadcast"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -376,10 +377,25 @@ def end_early(rank: int, how: str, who: int) -> tuple[str, float]:
             if how == "killed before a broadcast":  # rank 0 alone meets the killed one
                 on_first_rank(group, lambda: None)
             time.sleep(1.5 * (rank == 1))
-            sum_in_rank_order([torch.ones(3)], group)
+            tensor = torch.ones(3, device=group.device)
+            sum_in_rank_order([tensor], group)
+            tensor.cpu()  # waits for NCCL
     except (RankError, ValueError) as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - start
     return "", time.monotonic() - start
+
+
+def end_late(rank: int, is_killed: bool, folder: Path) -> str:
+    """Rank 1 is the last to leave; or rank 2 is killed, and the others, as over NCCL, do not notice for a minute."""
+    group_module.WATCHED, group_module.GRACE = ("gloo",), 0.5
+    sys.stderr = (folder / f"{rank}.txt").open("w")
+    with ranks("cpu", timeout=60) as group:
+        dist.barrier()
+        if rank == 2 and is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if is_killed or rank == 1:
+            time.sleep(60 if is_killed else 2)
+    return f"{group.rank} left"
 
 
 def meet(rank: int, seconds: float, variables: list[dict[str, str]]) -> str:
