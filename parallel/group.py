@@ -152,6 +152,8 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
         store.set_timeout(waits)
         _meet(store, rank, size, deadline)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=waits, **options)
+        store = default_store()  # the same with another prefix
+        _join(store, rank, size)
     except (RuntimeError, ValueError, TimeoutError) as error:
         if store is not None:
             _leave(store, rank, size)
@@ -161,8 +163,6 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
             f"rank {rank} of {size}: the ranks did not meet at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({_first_line(error)}); do all of them run, with the same WORLD_SIZE?"
         ) from error
-    store = default_store()  # the same with another prefix
-    _join(store, rank, size)
     group = Group(rank, size, place, backend, machines=-(-size // per_machine))
     left = threading.Event()
     is_watched = backend in WATCHED and "TORCHELASTIC_RUN_ID" not in os.environ

@@ -102,8 +102,10 @@ def test_what_must_agree_is_compared(pool):
     assert set(texts) == {"the ranks must agree, and differ in weights: rank 0, 2: 12; rank 1: 99"}
 
 
-def test_a_partition_for_another_number_of_ranks_is_refused(pool, tmp_path):
-    matrix = sp.eye_array(40, format="csr")
-    partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path, 2, "contiguous")
-    texts = pool.run(parallel_jobs.load, 3, str(tmp_path))
+def test_a_partition_of_another_number_of_ranks_or_of_one_machine_is_refused(pool, tmp_path):
+    for name, matrix in {"one": sp.eye_array(40, format="csr"), "other": sp.csr_array((40, 40))}.items():
+        partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path / name, 2, "contiguous")
+    texts = pool.run(parallel_jobs.load, 3, [tmp_path / "one"] * 3)
     assert all("has 2 parts, and 3 ranks run; start 2 (torchrun --nproc-per-node 2)" in text for text in texts)
+    texts = pool.run(parallel_jobs.load, 2, [tmp_path / "one", tmp_path / "other"])
+    assert all("the ranks must agree, and differ in partition: rank 0: " in text for text in texts)

@@ -417,9 +417,9 @@ def agree(group: Group, values: list[dict[str, str]]) -> str:
     return ""
 
 
-def load(group: Group, folder: str) -> str:
+def load(group: Group, folders: list[Path]) -> str:
     try:
-        load_part(folder, group)
-    except PartitionError as error:
+        load_part(folders[group.rank], group)
+    except (PartitionError, RankError) as error:
         return str(error)
     return ""
