@@ -3,6 +3,7 @@
     fused3s_paper          Algorithms 1 and 2 of the Fused3S paper
     dfgnn_*, flashsparse_* kernels of two earlier papers
     anemoi                 the Triton kernel of the package anemoi-models
+    published_*, turbo_gnn the codes of other authors, where their packages are built
     torch_harmonics        the CUDA kernels of the package torch-harmonics, on grids of the sphere
     dgl, pyg               message passing of the two libraries
     flex_attention, sdpa_padded   torch's dense attention, on block masks and on padded graphs
@@ -18,6 +19,12 @@ from .dgl import DGLBackend
 from .flashsparse import FlashSparseBackend
 from .flex_attention import FlexAttentionBackend
 from .fused3s_paper import Fused3SPaperBackend
+from .published import (
+    PublishedDFGNNBackend,
+    PublishedFlashSparseBackend,
+    PublishedFused3SBackend,
+    TurboGNNBackend,
+)
 from .pyg import PyGBackend
 from .sdpa_padded import SDPAPaddedBackend
 from .torch_harmonics import TorchHarmonicsBackend
@@ -36,4 +43,10 @@ register(
     TorchHarmonicsBackend(),
     FlexAttentionBackend(),
     SDPAPaddedBackend(),
+    PublishedFused3SBackend(),
+    PublishedFlashSparseBackend(stable=False),
+    PublishedFlashSparseBackend(stable=True),
+    PublishedDFGNNBackend("tiling"),
+    PublishedDFGNNBackend("hyper"),
+    TurboGNNBackend(),
 )

@@ -13,7 +13,6 @@ published times of such kernels are taken.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -22,9 +21,8 @@ import fused3s
 from baselines import REGISTRY
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
-from bench.gpu_trace import trace_gpu
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
-from bench.kernels import byte_row, kernel_case, normal_inputs, refuse_impossible
+from bench.kernels import byte_row, kernel_case, kernel_time_row, normal_inputs, refuse_impossible
 from bench.records import NONE, Row
 from bench.runner import Case, Context, UnsupportedInputsError
 from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernels_by_turns
@@ -36,7 +34,6 @@ from fused3s.formats.edge_list import EdgeList
 from fused3s.formats.edges import canonical_csr, rows_of_edges
 
 ALLOWED_OVER_TORCH = 2.0  # error over that of plain torch
-TRACES = 5  # passes whose kernels are summed
 
 
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
@@ -129,17 +126,8 @@ def measure(context: Context, case: Case) -> list[Row]:
         *(byte_row(context, untimed, metric, size) for metric, size in sizes.items()),
     ]
     if device.type == "cuda" and context.config.measure == "sphere":
-        rows.append(_kernel_time(context, untimed, run, checked))
+        rows.append(kernel_time_row(context, untimed, run, checked))
     return rows
-
-
-def _kernel_time(context: Context, untimed: Case, run: Callable, checked: dict[str, Any]) -> Row:
-    note = "sum of the durations of a pass's kernels"
-    try:
-        traced = Spread.of([trace_gpu(run).kernel_ms for _ in range(TRACES)])
-    except RuntimeError as error:  # no access to the GPU's counters: the other rows stand
-        return context.failed(untimed, error, metric="kernel_time", note=note)
-    return context.row(untimed, metric="kernel_time", **traced.columns(), **checked, note=note)
 
 
 def traffic(case: Case, columns: tuple[int, int], shape: tuple[int, int]) -> dict[str, int]:

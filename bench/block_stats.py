@@ -1,6 +1,6 @@
 """Statistics of the paper's data set, decile and format tables for one graph, beside the published ones.
 
-The tables are CSVs in results/datasets, replaced as a whole; rows of sets that a run did not measure are kept.
+The tables are CSVs, replaced as a whole; rows of sets that a run did not measure are kept.
 """
 
 from collections.abc import Mapping, Sequence

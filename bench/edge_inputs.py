@@ -17,22 +17,21 @@ SLOPE = 0.2  # of the leaky ReLU of gat and gatv2
 
 
 class Term(NamedTuple):
-    """A score term of the score s and of values r of the row, c of the column and e of the edge.
+    """A score term of the score s and of values r of the row and c of the column.
 
     Attributes:
         expression: as `ScoreTerm` takes it.
-        score: the same in torch, from s, r, c and e, against which outputs are checked.
+        score: the same in torch, from s, r and c, against which outputs are checked.
     """
 
     expression: str
-    score: Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
+    score: Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 TERMS = {
-    "column": Term("s + c", lambda s, r, c, e: s + c),
-    "edge": Term("s + e", lambda s, r, c, e: s + e),
-    "soft_cap": Term("2 * tanh(s / 2)", lambda s, r, c, e: 2 * (s / 2).tanh()),
-    "gat": Term(f"leaky_relu(r + c, {SLOPE})", lambda s, r, c, e: leaky_relu(r + c, SLOPE)),
+    "column": Term("s + c", lambda s, r, c: s + c),
+    "soft_cap": Term("2 * tanh(s / 2)", lambda s, r, c: 2 * (s / 2).tanh()),
+    "gat": Term(f"leaky_relu(r + c, {SLOPE})", lambda s, r, c: leaky_relu(r + c, SLOPE)),
 }
 
 
@@ -45,8 +44,7 @@ class EdgeInputs:
         features: [nnz, r]; weight: [H, d, r], of keys and of values, as in PyG's TransformerConv and in anemoi.
         types: [nnz] uint8; type_weight: [T, H, d].
         additive_weight: [H, d], of GATv2's score.
-        term: of TERMS, with its values row [num_rows, 1 or H] and column [num_cols, 1 or H] in float32, and edge
-            [nnz, 1].
+        term: of TERMS, with its values row [num_rows, 1 or H] and column [num_cols, 1 or H] in float32.
     """
 
     bias: Tensor | None = None
@@ -58,7 +56,6 @@ class EdgeInputs:
     term: Term | None = None
     row: Tensor | None = None
     column: Tensor | None = None
-    edge: Tensor | None = None
 
     @classmethod
     def random(cls, kind: str, shape: Shape, pattern: CSRPattern) -> "EdgeInputs | None":
@@ -83,8 +80,6 @@ class EdgeInputs:
             return cls(additive_weight=normal(heads, dim))
         if name == "column":
             return cls(term=TERMS[name], column=normal(num_cols, 1).float())
-        if name == "edge":
-            return cls(term=TERMS[name], edge=normal(num_edges, 1))
         if name == "gat":
             return cls(term=TERMS[name], row=normal(num_rows, heads).float(), column=normal(num_cols, heads).float())
         return cls(term=TERMS[name]) if name in TERMS else None
@@ -119,20 +114,20 @@ class EdgeInputs:
 
     def of_rows(self, rows: slice, edges: slice) -> "EdgeInputs":
         """The data of some rows, which have these edges; columns and weights stay."""
-        parts = dict.fromkeys(("bias", "features", "types", "edge"), edges) | {"row": rows}
+        parts = dict.fromkeys(("bias", "features", "types"), edges) | {"row": rows}
         return self._map(lambda name, tensor: tensor[parts[name]] if name in parts else tensor)
 
     @property
     def is_of_edges(self) -> bool:
         """Whether a plan must be made for data of edges: they have entries of their own, or the call goes edge by edge
         since its score is not a function of <q, k>."""
-        given = self.bias, self.features, self.types, self.edge, self.additive_weight
+        given = self.bias, self.features, self.types, self.additive_weight
         return self.term is TERMS["gat"] or any(one is not None for one in given)
 
     @property
     def bytes_of_values(self) -> int:
         """Bytes of the tensors with an entry per edge, row or column."""
-        given = (self.bias, self.features, self.types, self.row, self.column, self.edge)
+        given = (self.bias, self.features, self.types, self.row, self.column)
         return sum(one.nbytes for one in given if one is not None)
 
     def scores(self, query: Tensor, key: Tensor, scale: float, part: slice, row: Tensor, col: Tensor) -> Tensor:
@@ -154,7 +149,7 @@ class EdgeInputs:
             score = score + self.bias[part, 0].double()
         if self.term is None:
             return score
-        places = ((self.row, row), (self.column, col), (self.edge, part))
+        places = ((self.row, row), (self.column, col))
         return self.term.score(score, *(None if each is None else each[at, 0].double() for each, at in places))
 
     def bind(self, plan: Any) -> dict[str, Any]:
@@ -167,7 +162,7 @@ class EdgeInputs:
     def _score_term(self) -> ScoreTerm | None:
         if self.term is None:
             return None
-        values = {"row": ("r", self.row), "col": ("c", self.column), "edge": ("e", self.edge)}
+        values = {"row": ("r", self.row), "col": ("c", self.column)}
         given = {kind: {name: _shared(value)} for kind, (name, value) in values.items() if value is not None}
         return ScoreTerm(self.term.expression, **given)
 

@@ -10,7 +10,8 @@
 
 A row of plan "fixed" contains neither its format nor the binding of edge data to the plan. Inputs and edge data are
 normal random numbers. Every row of the output is compared with float64 before a time is kept. With a fixed plan each
-case also records its peak memory and the bytes of `bench.traffic`; rates are computed when drawing.
+case also records its peak memory and the bytes of `bench.traffic`; rates are computed when drawing. Benchmark "codes",
+of the authors' codes and ours, records the sum of the durations of a run's kernels as well.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from baselines.flex_attention import graph_block_mask
 from baselines.fused3s_paper import launch, paper_instance
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
+from bench.gpu_trace import trace_gpu
 from bench.records import NONE, Row
 from bench.runner import Case, Context, UnsupportedInputsError, dtype_name
 from bench.timers import (
@@ -50,6 +52,7 @@ from fused3s.runtime.jit import get_kernel
 
 ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
 ONE_KIND = {ANEMOI: "low_rank", "torch_harmonics": "log_weight"}  # of edge data, by backend that takes no other
+TRACES = 5  # passes whose kernels are summed
 REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -106,6 +109,8 @@ def measure(context: Context, case: Case) -> list[Row]:
     note = "inputs, format and one run; torch's allocator"
     peak = Spread.of([memory]).columns()
     rows.append(context.row(untimed, metric="peak_memory", unit="MiB", **peak, **checked, note=note))
+    if context.config.measure == "codes" and on_gpu:
+        rows.append(kernel_time_row(context, untimed, run, checked))
     if order:
         found = {"order_found": order.method, "status": "unchecked"}
         note = f"columns {order.columns_before} to {order.columns_after}; once per graph, on the CPU"
@@ -121,6 +126,16 @@ def measure(context: Context, case: Case) -> list[Row]:
         "compulsory_bytes": compulsory_bytes(context.pattern.shape[0], width, dtype, out_dtype) + of_data,
     }
     return rows + [byte_row(context, untimed, metric, size) for metric, size in traffic.items()]
+
+
+def kernel_time_row(context: Context, untimed: Case, run: Callable, checked: dict[str, Any]) -> Row:
+    """The sum of the durations of the kernels of a run, from a trace: no launch is part of it."""
+    note = "sum of the durations of a run's kernels"
+    try:
+        traced = Spread.of([trace_gpu(run).kernel_ms for _ in range(TRACES)])
+    except RuntimeError as error:  # no access to the GPU's counters: the other rows stand
+        return context.failed(untimed, error, metric="kernel_time", note=note)
+    return context.row(untimed, metric="kernel_time", **traced.columns(), **checked, note=note)
 
 
 def byte_row(context: Context, untimed: Case, metric: str, size: int) -> Row:

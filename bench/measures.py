@@ -21,6 +21,7 @@ _KERNELS = Measure(kernels.cases, kernels.measure)
 _BOTH_PASSES = Measure(backward.cases, backward.measure)
 MEASURES = {
     "kernels": _KERNELS,
+    "codes": _KERNELS,
     "heads": _KERNELS,
     "edges": _KERNELS,
     "backward": _BOTH_PASSES,

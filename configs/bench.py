@@ -37,7 +37,7 @@ SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})(?:/([1-9][0-9]{0,4}))?"
 NO_EDGES = "none"
 # Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
 # (low_rank_R), T types with a vector each (types_T); the score terms of `bench.edge_inputs`; GATv2's score.
-PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head", "column", "edge", "soft_cap", "gat", "gatv2")
+PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head", "column", "soft_cap", "gat", "gatv2")
 KEY_WEIGHTS = ("log_weight", "log_weight_bias")  # of sphere: the key's quadrature weight, by column or by edge
 NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
 NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
@@ -50,6 +50,7 @@ _KERNELS = {"graphs": ..., "backends": ..., "shapes": ONE_HEAD, "repeats": 30, "
 _MODELS = {"graphs": ..., "modes": ..., "blocks": 10, "repeats": 10, "budget_ms": 50.0, "seed": 0}
 KEYS: dict[str, dict[str, Any]] = {
     "kernels": _KERNELS | {"plans": ("fixed",)},
+    "codes": _KERNELS,
     "heads": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},

@@ -30,7 +30,7 @@ class KeyValueExchange(Protocol):
         """Return the gradient [num_columns, 2, H, d], contiguous, to the owners of its rows."""
 
     def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
-        """Add the gradients returned by other ranks, in rank order.
+        """Add the gradients returned by other ranks, in rank order, in float32 at least; each row is rounded once.
 
         Args:
             arrived: result of `start_back`.
@@ -43,7 +43,11 @@ class HaloExchange:
 
     def __init__(self, part: Part, group: Group) -> None:
         self.group = group
-        self.send_rows = torch.from_numpy(part.send_rows.astype(np.int64)).to(group.device)
+        send_rows = part.send_rows.astype(np.int64)
+        self.send_rows = torch.from_numpy(send_rows).to(group.device)
+        # Rows that any rank needs, each once, and the place of every sent row among them.
+        needed, places = np.unique(send_rows, return_inverse=True)
+        self.needed, self.places = (torch.from_numpy(each).to(group.device) for each in (needed, places))
         self.send_counts, self.receive_counts = part.send_counts, part.receive_counts
         self.num_columns = part.halo.size
         self.columns = np.arange(self.num_columns)
@@ -60,10 +64,11 @@ class HaloExchange:
 
     def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
         # A row goes to several ranks, but once to each, so an index_add_ per rank has no conflicts.
-        of_ranks = zip(self.send_rows.split(self.send_counts), arrived.split(self.send_counts), strict=True)
-        for rows, gradient in of_ranks:
-            grad_key.index_add_(0, rows, gradient[:, 0].to(grad_key.dtype))
-            grad_value.index_add_(0, rows, gradient[:, 1].to(grad_value.dtype))
+        total = torch.stack([grad_key[self.needed], grad_value[self.needed]], 1).to(_wide(grad_key))
+        of_ranks = zip(self.places.split(self.send_counts), arrived.split(self.send_counts), strict=True)
+        for places, gradient in of_ranks:
+            total.index_add_(0, places, gradient.to(total.dtype))
+        grad_key[self.needed], grad_value[self.needed] = total.to(grad_key.dtype).unbind(1)
 
 
 class GatherExchange:
@@ -87,6 +92,10 @@ class GatherExchange:
         return exchange_rows(gradient, counts, counts, self.group)
 
     def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
-        total = add_ranks(arrived.to(grad_key.dtype).split(self.largest))[: len(grad_key)]
-        grad_key += total[:, 0]
-        grad_value += total[:, 1]
+        total = add_ranks(arrived.to(_wide(grad_key)).split(self.largest))[: len(grad_key)]
+        grad_key.copy_(grad_key + total[:, 0])
+        grad_value.copy_(grad_value + total[:, 1])
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

@@ -74,7 +74,9 @@ class JoinedPasses:
         grad_query, *grads = torch.autograd.grad(output, inputs, grad_output, retain_graph=True)
         num_rows = len(grad_query)
         back = self.exchange.start_back(torch.stack([grad[num_rows:] for grad in grads], 1))
-        return grad_query, *_with_arrived(self.exchange, back.wait(), *(grad[:num_rows] for grad in grads))
+        own = [grad[:num_rows] for grad in grads]
+        self.exchange.add_arrived(back.wait(), *own)
+        return grad_query, *own
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
         dropout = call.mask(self.rank, q.device)
@@ -149,7 +151,8 @@ class SplitPasses:
             grads = found.query, found.key, found.value
         if grad_halo is not None:
             grads[0][boundary] += grad_halo.query
-        return grads[0], *_with_arrived(self.exchange, back.wait(), *grads[1:])
+        self.exchange.add_arrived(back.wait(), *grads[1:])
+        return grads
 
 
 class HeadsPasses:
@@ -202,14 +205,3 @@ class HeadsPasses:
         arrived = exchange_rows(tensor.reshape(-1), send, receive, self.group).wait().split(receive)
         parts = zip(arrived, self.heads, strict=True)
         return torch.cat([part.view(num_rows, channels, heads, dim) for part, heads in parts], 2)
-
-
-def _with_arrived(
-    exchange: KeyValueExchange, arrived: Tensor, grad_key: Tensor, grad_value: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients of keys and values with the contributions of other ranks, added in float32 at least."""
-    dtype = grad_key.dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    grad_key, grad_value = (grad.to(wide, copy=True) for grad in (grad_key, grad_value))
-    exchange.add_arrived(arrived, grad_key, grad_value)
-    return grad_key.to(dtype), grad_value.to(dtype)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
   alone; the authors' codes, run on the same GPU, are judged in their own column.
 * **Statements about many cases** are {yes} if all cases hold, {part} if more than half do.
 * **Synthetic graphs alone** give at most "{part}", unless only the size of the graph matters.
-* **By test, out of scope.** Listed apart and not counted as reproduced.
+* **By test, out of scope.** Listed apart and not counted as reproduced. (GPU): these tests are skipped without one.
 
 "Ours" is `fused3s_paper`, this repository's form of the paper's kernel: d = 128, fp16 inputs, fp32 output, back to back
 with a warm L2 cache unless stated otherwise; the kernels that compute in fp32 are DF-GNN, PyG and `csr_unfused`. n
@@ -51,6 +52,7 @@ class Finding:
     Attributes:
         verdict: one of VERDICTS.
         ours, codes: the numbers of this repository, and of the authors' codes on the same GPU.
+        real: the verdict on real graphs alone.
         why: what was computed; follows the `why` of the declaration.
         means: the mean ratios behind `ours`.
     """
@@ -58,6 +60,7 @@ class Finding:
     verdict: str
     ours: str = "-"
     codes: str = "-"
+    real: str = "-"
     why: str = ""
     means: tuple[float, ...] = ()
 
@@ -100,7 +103,7 @@ def describe(found: pd.DataFrame) -> str:
 def judge_near(data: Data, spec: Spec) -> Finding:
     """`value` (or [low, high]) against the mean ratio of each of `ours`; `codes`: that of the authors' codes."""
     limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
-    verdicts, texts, means = [], [], []
+    verdicts, on_real, texts, means = [], [], [], []
     for name, pair in spec["cases"].items():
         found = data.pairs(pair)
         if quiet(found).empty:
@@ -110,6 +113,7 @@ def judge_near(data: Data, spec: Spec) -> Finding:
         some = [quiet(found), real(quiet(found))]
         means += [mean(rows["ratio"]) for rows in some if len(rows)]
         verdicts += [PART] * (not len(some[1]))
+        on_real += [near(mean(rows["ratio"]), *limits) for rows in some[1:] if len(rows)]
         texts.append(f"{name}: {describe(found)}" if name else describe(found))
     verdicts += [near(value, *limits) for value in means]
     codes = data.pairs(spec["codes"]) if "codes" in spec else pd.DataFrame()
@@ -117,12 +121,13 @@ def judge_near(data: Data, spec: Spec) -> Finding:
     rewritten = data.pairs(spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
     factor = f"{mean(rewritten['ratio']):.2f}" if len(rewritten) else ""
     why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
-    return Finding(worst(verdicts), "; ".join(texts), theirs, why, tuple(means))
+    real_alone = worst(on_real) if on_real else "-"
+    return Finding(worst(verdicts), "; ".join(texts), theirs, real_alone, why, tuple(means))
 
 
-def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[int, int, list[str], bool]:
-    """How many pairs of all cases hold, of how many; a text for each case; whether any graph is real."""
-    holds, total, texts, any_real = 0, 0, [], False
+def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[pd.Series, pd.Series, list[str]]:
+    """Whether each pair of all cases holds, and whether its graph is real; a text for each case."""
+    holds, of_real, texts = [pd.Series(dtype=bool)], [pd.Series(dtype=bool)], []
     for name, case in cases.items():
         found = quiet(data.pairs(case))
         ratios = found["ratio"]
@@ -132,29 +137,35 @@ def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[int, int, list[str], b
             found = found[found["dataset"].isin(case["of"])]
         bound = mean(ratios) if case.get("of") else None
         ratios = found["ratio"]
-        kept = ratios > case.get("above", bound) if "below" not in case else ratios < (case["below"] or bound)
-        holds, total, any_real = holds + int(kept.sum()), total + len(kept), any_real or bool(len(real(found)))
+        limit = case["below"] if "below" in case else case["above"]
+        limit = bound if limit is None else limit
+        kept = ratios < limit if "below" in case else ratios > limit
+        holds.append(kept)
+        of_real.append(found["kind"] == "real")
         form = case.get("form", ".2f")
         if len(found) <= 3:
             text = ", ".join(f"{label} {ratio:{form}}" for label, ratio in zip(found["label"], ratios, strict=True))
         else:
             text = f"{kept.sum()} of {len(kept)} ({ratios.min():{form}} to {ratios.max():{form}})"
         texts.append(f"{name}: {text}" + (f" (mean {bound:{form}})" if bound else ""))
-    return holds, total, texts, any_real
+    return pd.concat(holds, ignore_index=True), pd.concat(of_real, ignore_index=True), texts
 
 
 def judge_holds(data: Data, spec: Spec) -> Finding:
     """Every pair of each case has a ratio `above` or `below` a bound; null: the mean, for the graphs in `of`."""
-    holds, total, texts, any_real = _held(data, spec["cases"])
-    if not total:
+    kept, of_real, texts = _held(data, spec["cases"])
+    if kept.empty:
         return NOT_RECORDED
+    holds, total = kept.sum(), len(kept)
     verdict = of_all(holds, total)
-    codes = _held(data, spec["codes"]) if "codes" in spec else (0, 0)
+    codes = _held(data, spec["codes"])[0] if "codes" in spec else []
     ours = f"{holds} of {total}; {'; '.join(texts)}" if len(texts) > 1 and not spec.get("short") else "; ".join(texts)
     finding = Finding(verdict, f"{holds} of {total} pairs" if spec.get("short") else ours)
-    if codes[1]:
-        finding = replace(finding, codes=f"{codes[0]} of {codes[1]} pairs")
-    if any_real or spec.get("sizes"):
+    if len(codes):
+        finding = replace(finding, codes=f"{sum(codes)} of {len(codes)} pairs")
+    if of_real.any():
+        return replace(finding, real=of_all(kept[of_real].sum(), of_real.sum()))
+    if spec.get("sizes"):
         return finding
     return replace(finding, verdict=worst([verdict, PART]), why=SYNTHETIC)
 
@@ -171,6 +182,18 @@ def judge_less(data: Data, spec: Spec) -> Finding:
     codes = {name: quiet(data.pairs(case)) for name, case in spec.get("codes", {}).items()}
     theirs = [f"{name} {mean(rows['ratio']):.2f} (n = {len(rows)})" for name, rows in codes.items() if len(rows)]
     return Finding(YES if falls else NO, ", ".join(texts), ", ".join(theirs) or "-")
+
+
+def judge_small(data: Data, spec: Spec) -> Finding:
+    """The graphs of each batch have fewer than `nodes` nodes on average."""
+    found = data.pick(spec["where"]).drop_duplicates("data_sha256")
+    sizes = found["nodes"] / found["graphs"]
+    if found.empty:
+        return NOT_RECORDED
+    text = f"{sizes.min():.0f} to {sizes.max():.0f} nodes on average (n = {len(found)})"
+    on_real = (sizes < spec["nodes"])[found["kind"] == "real"]
+    verdict = of_all((sizes < spec["nodes"]).sum(), len(found))
+    return Finding(verdict, text, real=of_all(on_real.sum(), len(on_real)) if len(on_real) else "-")
 
 
 def judge_status(data: Data, spec: Spec) -> Finding:
@@ -370,6 +393,7 @@ PREDICATES: dict[str, Callable[..., Finding]] = {
     "holds": judge_holds,
     "less": judge_less,
     "status": judge_status,
+    "small": judge_small,
     "fits": judge_fits,
     "error": judge_error,
     "balance": judge_balance,
@@ -450,6 +474,7 @@ def _tables(
         head = [
             "statement" if ours else "the paper says",
             "verdict",
+            "on real graphs",
             "the paper's value",
             "authors' codes, here",
             "ours",
@@ -464,7 +489,8 @@ def _tables(
             numbers = [str(claim.get("paper", "-")), found.codes, found.ours]
             check = f"`{claim['check']}`" if "check" in claim else "-"
             verdict = OURS[found.verdict] if ours else found.verdict
-            lines.append([claim["says"], f"**{verdict}**", *numbers, why, claim["place"], check])
+            on_real = OURS.get(found.real, found.real) if ours else found.real
+            lines.append([claim["says"], f"**{verdict}**", on_real, *numbers, why, claim["place"], check])
         kept = [nth for nth in range(len(head)) if any(line[nth] != "-" for line in lines)]
         yield "\n" + markdown([head[nth] for nth in kept], [[line[nth] for nth in kept] for line in lines])
     if tested:
@@ -497,3 +523,35 @@ def headlines(findings: Mapping[str, Finding]) -> str:
         "geometric means). All claims, the rules of the verdicts, commits: [CLAIMS.md](results/CLAIMS.md)."
     )
     return f"{caption}\n\n" + markdown(["claim", "the paper", "authors' codes, here", "ours", "verdict"], lines)
+
+
+def shown(findings: Mapping[str, Finding], durations: pd.DataFrame | None) -> str:
+    """The paper's figures and tables as a table of docs/benchmarks.md.
+
+    Args:
+        durations: seconds of the steps of `make reproduce-figures`, with the columns step, seconds and device.
+    """
+    claims = [claim for section in sections() if not section.get("ours") for claim in section["claims"]]
+    lines = []
+    for name, steps, file, places in read_yaml("claims.yaml")["shown"]:
+        mine = [claim for claim in claims if any(place in claim["place"] for place in places)]
+        counts = Counter(findings[claim["says"]].verdict for claim in mine if claim["says"] in findings)
+        words = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
+        tested = sum("tests" in claim for claim in mine)
+        words += [f"{tested} by test"] * bool(tested)
+        figures = f' FIGURES="{steps}"' if " " in steps else f" FIGURES={steps}"
+        command = (
+            f"`make reproduce-figures{figures if steps else ''}`" if steps or file == "CLAIMS.md" else "`make tables`"
+        )
+        lines.append([name, command, _minutes(steps.split(), durations), f"`results/{file}`", ", ".join(words)])
+    caption = "Figures 1 to 4 are drawings; Tables 1, 2, 4 and 5 state no result. Minutes: without downloads."
+    return f"{caption}\n\n" + markdown(["in the paper", "command", "minutes", "file", "its claims"], lines)
+
+
+def _minutes(steps: Sequence[str], durations: pd.DataFrame | None) -> str:
+    """Of the GPU on which all steps were timed last."""
+    if durations is None or not steps:
+        return "-"
+    times = durations[durations["step"].isin(steps)].groupby("device", sort=False)["seconds"].agg(["sum", "count"])
+    complete = times[times["count"] >= len(steps)]
+    return f"{ceil(complete['sum'].iloc[-1] / 60)} ({complete.index[-1]})" if len(complete) else "-"

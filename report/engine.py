@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from report.derived import derived_rows
-from report.published import published_rows
+from report.published import with_published
 from report.rows import merged, provenance, read_yaml, select
 
 PAIR = ("data_sha256", "dim")
@@ -41,7 +41,7 @@ KEYS = {
     "named",
     "of",
 }
-KEYS |= {"steps", "between", "above", "below", "fails"}  # that are no columns
+KEYS |= {"steps", "above", "below", "fails"}  # that are no columns
 Spec = Mapping[str, Any]
 
 
@@ -54,7 +54,7 @@ class Data:
     """
 
     def __init__(self, rows: pd.DataFrame, device: str | None = None) -> None:
-        every = pd.concat([rows, derived_rows(rows), published_rows()], ignore_index=True)
+        every = with_published(pd.concat([rows, derived_rows(rows)], ignore_index=True))
         self.benches = dict(iter(every.groupby("bench")))
         self.empty = every.iloc[:0]
         self.device = device
@@ -192,15 +192,6 @@ def _extreme(data: Data, spec: Spec) -> str:
     return f"{getattr(found, spec['of'])():{spec['form']}} (n = {len(found)})" if len(found) else "-"
 
 
-def _chain(data: Data, spec: Spec) -> str:
-    """Mean factor from one of `steps` to another, over pairs of a graph and a d with undisturbed times of all steps."""
-    times = chain(data, spec)
-    if times.empty:
-        return "-"
-    before, after = spec["between"]
-    return f"{mean(times.iloc[:, before] / times.iloc[:, after]):.2f}" if before != after else str(len(times))
-
-
 def chain(data: Data, spec: Spec) -> pd.DataFrame:
     """Milliseconds of the `steps` of a specification (columns), by graph and d, where all ran undisturbed."""
     steps = {name: data.measured(merged(spec, data.resolve(step))) for name, step in spec["steps"].items()}
@@ -215,7 +206,6 @@ CELLS: dict[str, Callable[[Data, Spec], str]] = {
     "worst": _worst,
     "range": _range,
     "extreme": _extreme,
-    "chain": _chain,
 }
 
 

@@ -5,8 +5,10 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import pandas as pd
+
 from report.charts import drawn_files
-from report.claims import Finding, claims_page, headlines, judged
+from report.claims import Finding, claims_page, headlines, judged, shown
 from report.datasets import TABLES as DATA_SET_TABLES
 from report.datasets import markdown_of
 from report.engine import Data, table
@@ -52,10 +54,12 @@ def results_page(data: Data) -> str:
     return "".join(parts)
 
 
-def blocks(data: Data, findings: Mapping[str, Finding]) -> dict[str, str]:
+def blocks(data: Data, findings: Mapping[str, Finding], results: Path) -> dict[str, str]:
     """Texts of the blocks by name; a table that was not recorded is ""."""
     found = {name: table(data, spec) for name, spec in tables().items() if spec.get("file") == "block"}
-    return found | {"paper": headlines(findings)}
+    durations = results / "durations.csv"
+    seconds = pd.read_csv(durations) if durations.exists() else None
+    return found | {"paper": headlines(findings), "paper-figures": shown(findings, seconds)}
 
 
 def fill(text: str, texts: Mapping[str, str]) -> str:
@@ -89,7 +93,7 @@ def pages(data: Data, results: Path, with_blocks: Iterable[Path]) -> dict[Path, 
         csv = results / "datasets" / f"{name}.csv"
         if csv.exists():
             texts[csv.with_suffix(".md")] = markdown_of(csv)
-    found = blocks(data, findings)
+    found = blocks(data, findings, results)
     return texts | {page: fill(page.read_text(), found) for page in with_blocks}
 
 

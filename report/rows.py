@@ -4,7 +4,8 @@ Beside the columns of `bench.records.Row` the frame has
 
     kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
     label    name of the graph, with its kind unless that is real: "reddit (synthetic)"
-    group    single, batched, masks, huge or sphere: the figure that shows the graph; "more" for any other
+    group    single, batched, masks, huge or sphere: the figure that shows the graph; "more" for any other; "twin": a
+             synthetic graph whose original was measured on the same device
     epoch    of a region "epoch 12", else NaN
     batch    whether the row is of a batch of graphs: "single" or "batched"
     series   backend, or step of the ablation, with the row order and the way a model is run: "fused3s+reorder"
@@ -85,10 +86,12 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
     mode = table["dense"] + np.where(table["launch"] == "cuda_graph", "+graph", "")
     name = table["backend"].where(table["variant"].isin([NONE, "unknown"]), table["variant"])
     name = name + table["order"].map(lambda order: REORDERED.get(order, f"+{order}"))
+    graphs = pd.MultiIndex.from_frame(table[["device", "bench", "dataset"]])
+    twins = (kinds == "synthetic") & graphs.isin(graphs[kinds == "real"])
     return table.assign(
         kind=kinds,
         label=table["dataset"].where(kinds == "real", table["dataset"] + " (" + kinds + ")"),
-        group=np.select(members, [group for group, _ in named], "more"),
+        group=np.where(twins, "twin", np.select(members, [group for group, _ in named], "more")),
         epoch=pd.to_numeric(table["region"].str.extract(r"^epoch (\d+)$", expand=False)),
         batch=np.where(table["graphs"] > 1, "batched", "single"),
         series=name.where(table["dense"] == NONE, name + " " + mode),

@@ -112,7 +112,7 @@ def stats(
     root: Root = Path("datasets"),
     path: Annotated[Path | None, typer.Option(help="A graph file, for one NAME.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of surrogates.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("results/datasets"),
+    out: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("results/local/datasets"),
 ) -> None:
     """Make the paper's data set, decile and format tables, with its figures next to those of our graphs."""
     off = 0

@@ -3,7 +3,8 @@
     python scripts/plot.py [NAME ...] [--set KEY=VALUE ...] [--results DIR] [--figures DIR] [--format pdf]
 
 NAME is a figure of report/figures.yaml, default all that are in git. `--set` changes what a figure shows: `plot.py
-speedup --set group=batched --set dim=64`. Exit status: 0, or 2 if there was nothing to draw or a CSV could not be read.
+kernel-times --set group=batched --set dim=64`. Exit status: 0, or 2 if there was nothing to draw or a CSV could not be
+read.
 """
 
 from pathlib import Path

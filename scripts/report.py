@@ -25,7 +25,7 @@ from report.pages import figures, pages, tables
 from report.rows import recorded
 
 RECORDED = Path("results")
-WITH_BLOCKS = Path("README.md"), Path("docs/limits.md")
+WITH_BLOCKS = Path("README.md"), Path("docs/limits.md"), Path("docs/benchmarks.md")
 PIXELS = 0.001  # share of the pixels of a figure that may differ: another build of a library rounds otherwise
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -2,35 +2,45 @@
 
     python scripts/reproduce_figures.py [STEP ...] [--source auto]
 
-STEP is one or more steps of configs/suite.yaml; "all" is all but those with `in_all: false`, "none" measures nothing.
-Graphs are downloaded; with --source auto a synthetic surrogate takes the place of one that cannot be had. Measurements
-go to results/local and figures to results/local/figures: nothing recorded is overwritten. An interrupted step resumes.
+STEP is one or more steps of configs/suite.yaml: "paper" for what the paper shows, "all" for more, "none" to measure
+nothing. It says first what is downloaded, and how much time, disk and memory it takes. With --source auto a synthetic
+surrogate takes the place of a graph that cannot be had. Measurements go to results/local and figures to
+results/local/figures: nothing recorded is overwritten. An interrupted step resumes.
 
 At the end everything is drawn, and graphs that could not be fetched are listed; they do not count as a failure. Exit
-status: 0, or that of the first step that failed; the other steps still run.
+status: 0, or that of the first step that failed; the other steps still run. Without any measurement it is not 0.
 """
 
 import shlex
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import clone  # noqa: F401, stands first
+import pandas as pd
 import torch
 import typer
 import yaml
 from rich.text import Text
 
+import data
 from bench.cli import console, short_errors
+from bench.provenance import provenance
 from bench.runner import NOT_LOADED
+from configs.bench import load_bench_config
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDED, MEASURED = Path("results"), Path("results", "local")
+RECORDED, MEASURED, DATASETS = Path("results"), Path("results", "local"), ROOT / "datasets"
 STEPS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "configs" / "suite.yaml").read_text(encoding="utf-8"))
-GROUPS = {"all": [name for name, step in STEPS.items() if step.get("in_all", True)], "none": []}
+PAPER = [name for name, step in STEPS.items() if step.get("in") == "paper"]
+GROUPS = {"paper": PAPER, "all": [name for name, step in STEPS.items() if "in" in step], "none": []}
+DURATIONS = "durations.csv"  # below RECORDED and MEASURED: seconds of steps by GPU
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,21 +54,25 @@ def main(
     ] = None,
 ) -> None:
     """Measure if there is a GPU, and draw."""
-    chosen = chosen_steps(steps or ["all"])
+    chosen = chosen_steps(steps or ["paper"])
     if chosen and not torch.cuda.is_available():
         console.print(Text("no NVIDIA GPU found: nothing is measured"))
         chosen = []
-    console.print(Text(estimate(chosen) if chosen else f"drawing from the CSVs recorded in {RECORDED}"))
+    console.print(Text(estimate(chosen, source) if chosen else f"drawing from the CSVs recorded in {RECORDED}"))
     failed: dict[str, int] = {}
     missing: dict[str, None] = {}
     with short_errors(kept=lambda: f"what was measured is in {MEASURED}; the same command continues"):
         for name in chosen:
+            start, statuses = time.monotonic(), []
             for command in commands(STEPS[name], source):
                 status, problems = run(command)
+                statuses.append(status)
                 if status == NOT_LOADED:
                     missing |= dict.fromkeys(problems)
                 elif status:
                     failed.setdefault(name, status)
+            if not any(statuses):
+                record_duration(name, time.monotonic() - start)
         if status := run(["report.py", "--results", str(MEASURED if chosen else RECORDED)])[0]:
             failed["report.py"] = status
     for problem in missing:
@@ -77,12 +91,65 @@ def chosen_steps(names: list[str]) -> list[str]:
     return [name for name in STEPS if name in wanted]
 
 
-def estimate(names: list[str]) -> str:
-    """Time and disk of some steps. Steps share graphs, so that the largest counts."""
-    lines = [f"  {name:<22} {STEPS[name]['minutes']:>4} min  {STEPS[name]['gb']:>5} GB" for name in names]
-    minutes, gb = sum(STEPS[name]["minutes"] for name in names), max(STEPS[name]["gb"] for name in names)
-    total = f"about {minutes // 60} h {minutes % 60:02d} min on one H200, and {gb} GB or a few more on disk, at first"
-    return "\n".join([total, *lines])
+def estimate(names: list[str], source: str | None) -> str:
+    """Time, downloads, disk and memory of some steps. Steps share graphs, so that the largest disk and memory count."""
+    gpu = torch.cuda.get_device_properties(0)
+    lines, total = [], 0.0
+    for name in names:
+        seconds, known = duration(name, gpu.name)
+        total += seconds
+        lines.append(f"  {name:<22} {ceil(seconds / 60):>4} min  {known}")
+    graphs, to_fetch = set_names(names, source)
+    costs = pd.read_csv(ROOT / RECORDED / "datasets" / "costs.csv")
+    peaks = costs.loc[costs["dataset"].isin(graphs), "peak_memory_mib"] / 1024
+    host = max([0, *peaks, *(STEPS[name].get("host_gb", 0) for name in names)])
+    disk, free = max(STEPS[name].get("gb", 0) for name in names), shutil.disk_usage(ROOT).free / 1e9
+    facts = {
+        "downloads": ", ".join(to_fetch) or "nothing",
+        "disk": f"up to {disk} GB for downloads; {free:.0f} GB are free",
+        "memory": f"{host:.1f} GB of the host; " * (host > 0)
+        + f"what does not fit the GPU's {gpu.total_memory / 1e9:.0f} GB is marked",
+    }
+    minutes = ceil(total / 60)
+    head = f"about {minutes // 60} h {minutes % 60:02d} min on {gpu.name}, downloads not counted"
+    return "\n".join([head, *lines, *(f"{name:<10} {text}" for name, text in facts.items())])
+
+
+def duration(name: str, gpu: str) -> tuple[float, str]:
+    """Seconds of a step, and where they are from: the longest time on this GPU, on another one, or an estimate."""
+    files = [path for path in (ROOT / RECORDED / DURATIONS, ROOT / MEASURED / DURATIONS) if path.exists()]
+    table = pd.concat([pd.read_csv(path) for path in files])
+    table = table[table["step"] == name]
+    here = table[table["device"] == gpu]
+    found = here if len(here) else table
+    if found.empty:
+        return 60.0 * STEPS[name]["minutes"], "an estimate"
+    longest = found.loc[found["seconds"].idxmax()] if len(here) else found.iloc[0]
+    return longest["seconds"], f"measured on {longest['device']}"
+
+
+def record_duration(name: str, seconds: float) -> None:
+    """Keep how long a step took here. A resumed step takes less: `duration` reads the longest."""
+    path = ROOT / MEASURED / DURATIONS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    here = provenance(torch.device("cuda"))
+    line = pd.DataFrame([{"step": name, "seconds": round(seconds), "commit": here.commit, "device": here.device}])
+    line.to_csv(path, mode="a", header=not path.exists(), index=False)
+
+
+def set_names(steps: list[str], source: str | None) -> tuple[set[str], list[str]]:
+    """Data sets that the benchmarks of some steps read, and those of them whose official files are fetched first."""
+    graphs, official = set(), set()
+    for command in (command for name in steps for command in commands(STEPS[name], source)):
+        if command[0] == "bench.py":
+            overrides = [value for option, value in pairwise(command) if option == "--set"]
+            config = load_bench_config(ROOT / command[2], overrides)
+            graphs |= {config.graph_of(name) for name in config.names}
+            if config.source in ("official", "auto"):
+                official |= {config.graph_of(name) for name in config.names}
+    entries = {name: data.info(name) for name in data.names() if name in official}
+    absent = [name for name, one in entries.items() if one.embedded is None and not one.official.is_present(DATASETS)]
+    return graphs, absent
 
 
 def commands(step: dict[str, Any], source: str | None) -> Iterator[list[str]]:

@@ -92,8 +92,6 @@ def dense_with_edges(q, k, v, graph, scale, edges, kind):
         score = torch.einsum("nmhd,hd->nmh", hidden, edges.additive_weight.double()) * scale
     if kind == "column":
         score = score + edges.column.double()
-    if kind == "edge":
-        score[row, col] += edges.edge.double()
     if kind == "soft_cap":
         score = torch.tanh(score / 2) * 2
     if kind == "gat":

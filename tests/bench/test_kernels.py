@@ -26,7 +26,7 @@ def times(rows: list[Row]) -> list[Row]:
 
 
 def test_heads_and_edge_data_are_cases_of_their_own(tmp_path):
-    kinds = ("none", "bias_per_head", "low_rank_3", "types_4", "column", "edge", "soft_cap", "gat", "gatv2")
+    kinds = ("none", "bias_per_head", "low_rank_3", "types_4", "column", "soft_cap", "gat", "gatv2")
     status, rows = run(edges("reference, pyg", ", ".join(kinds)), tmp_path / "r.csv")
     assert status == 0
     assert {row.bench for row in rows} == {"edges"}
@@ -187,3 +187,17 @@ def test_both_passes_are_right_on_a_gpu(name, graph, tmp_path):
     assert {row.status for row in times if row.backend != "torch_harmonics"} == {"ok"}
     traced = [row.value for row in rows if row.metric == "kernel_time" and row.backend == "fused3s"]
     assert len(traced) == (12 if name == "sphere" else 0)
+
+
+@pytest.mark.gpu
+def test_codes_are_traced_on_a_gpu_and_wrong_or_missing_ones_are_no_failure(tmp_path):
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    settings = config("codes", "graphs=[cora]", "source=official", "shapes=[1x128]", "repeats=5")
+    status, rows = run(settings, tmp_path / "r.csv", on=[device])
+    assert status == 0
+    traced = {row.backend: row for row in rows if row.metric == "kernel_time"}
+    ours = {"fused3s_paper", "flashsparse_naive", "flashsparse_stable", "dfgnn_tiling", "dfgnn_hyper", "fused3s"}
+    assert {name for name in traced if "published" not in name and name != "turbo_gnn"} == ours
+    assert all(traced[name].status == "ok" and traced[name].value > 0 for name in ours)

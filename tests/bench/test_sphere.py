@@ -5,7 +5,7 @@ import torch
 from bench_runs import config, context, stand_in
 
 import data
-from bench import backward, gradients
+from bench import backward, gradients, kernels
 from bench.edge_inputs import EdgeInputs
 from bench.gradients import float64_gradients, torch_gradients
 from bench.runner import Measure, measured
@@ -89,9 +89,9 @@ def test_a_gpu_that_cannot_be_traced_leaves_the_other_rows(monkeypatch):
     def fails(run):
         raise RuntimeError("the trace holds no kernel")
 
-    monkeypatch.setattr(backward, "trace_gpu", fails)
+    monkeypatch.setattr(kernels, "trace_gpu", fails)
     one = context(config("sphere", "source=official", f"graphs=[{RECTANGULAR}]", "shapes=[1x8]", "backends=[fused3s]"))
     case, *_ = backward.cases(one.config, one.device)
-    row = backward._kernel_time(one, case, lambda: None, {"status": "ok", "relative_error": 0.0})
+    row = kernels.kernel_time_row(one, case, lambda: None, {"status": "ok", "relative_error": 0.0})
     assert (row.metric, row.status) == ("kernel_time", "error")
     assert "the trace holds no kernel" in row.reason

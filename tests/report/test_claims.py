@@ -1,10 +1,11 @@
 """Verdicts: they follow from the rows and the stated rules, and no declaration holds one."""
 
+import pandas as pd
 import pytest
 from kernel_rows import row
 
 from report import claims
-from report.claims import NO, PART, YES, Finding, judge_holds, judge_less, judge_near, near
+from report.claims import NO, PART, YES, Finding, judge_holds, judge_less, judge_near, judge_small, near
 from report.engine import Data
 from report.rows import frame
 
@@ -50,6 +51,15 @@ def test_the_least_favourable_of_all_and_of_real_graphs_counts():
     )]  # fmt: skip
     finding = judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR}})
     assert (finding.verdict, finding.ours) == (PART, "2.19x (n = 2, 1 synthetic); real 1.20x (n = 1)")
+    assert finding.real == PART
+    above = PAIR | {"above": 3}
+    assert judge_holds(Data(frame(rows)), {"cases": {"pyg": above}}).real == NO
+
+
+def test_batches_are_small_by_the_nodes_of_a_graph():
+    rows = [row("zinc", "pyg", 1.0, nodes=nodes, data_sha256=str(nodes)) for nodes in (1024 * 499, 1024 * 501)]
+    found = judge_small(Data(frame(rows)), {"nodes": 500, "where": {"bench": "kernels"}})
+    assert (found.verdict, found.ours) == (NO, "499 to 501 nodes on average (n = 2)")
 
 
 def test_synthetic_graphs_alone_give_at_most_in_part():
@@ -61,8 +71,10 @@ def test_synthetic_graphs_alone_give_at_most_in_part():
 
 def test_cases_hold_or_not_and_means_fall_or_not():
     assert judge_holds(data(2.0, 0.5, 3.0), {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
-    of = PAIR | {"of": ["graph 0"], "below": None}
-    assert judge_holds(data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, "pyg: graph 0 2.00 (mean 4.00)")
+    for side, graph, ratio in (("below", 0, 2.0), ("above", 2, 8.0)):
+        of = PAIR | {"of": [f"graph {graph}"], side: None}
+        text = f"pyg: graph {graph} {ratio:.2f} (mean 4.00)"
+        assert judge_holds(data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, text, real=YES)
     cases = {"first": PAIR | {"dataset": "graph 0"}, "second": PAIR | {"dataset": "graph 1"}}
     assert [judge_less(data(*pair), {"cases": cases}).verdict for pair in ((3.0, 2.0), (2.0, 3.0))] == [YES, NO]
 
@@ -71,3 +83,6 @@ def test_without_rows_nothing_is_claimed(tmp_path):
     found = claims.judged(Data(frame([row("cora", "csr_unfused", 1.0)])), tmp_path)
     measured = {says: finding.verdict for says, finding in found.items() if "authors' own codes" not in says}
     assert {*measured.values()} == {claims.MISSING}
+    seconds = pd.DataFrame([{"step": "sm_active", "seconds": 61, "device": "my GPU"}])
+    line = "| `make reproduce-figures FIGURES=sm_active` | 2 (my GPU) | `results/figures/fig7_sm_activity.png` | 2 not"
+    assert line in claims.shown(found, seconds)

@@ -43,6 +43,16 @@ def test_a_disturbed_time_is_marked_and_in_no_mean():
     assert cell(data, KERNEL, {"backend": "pyg", "dataset": "pubmed", "form": ".1f"}) == "~4.0"
 
 
+def test_codes_measured_on_a_gpu_take_the_place_of_recorded_ones():
+    plain = {"bench": "codes", "metric": "kernel_time", "launch": "none", "plan": "none"}
+    data = Data(frame([row("cora", name, time, **plain) for name, time in (("published_fused3s", 3.0), ("pyg", 9.0))]))
+    codes = data.pick({"use": ["codes"], "device": "NVIDIA H200", "config": "one head"})
+    assert [*codes.loc[codes["backend"] == "fused3s_paper", "value"]] == [3.0]
+    assert "dfgnn_tiling" in {*codes["backend"]}  # not measured: as recorded
+    over = {"dim": 128, "ours": {"use": ["kernel_sums"], "backend": "pyg"}, "cell": "means"}
+    assert cell(data, over, {"theirs": {"use": ["codes"], "backend": "fused3s_paper"}}) == "0.33 (1) / 0.33 (1)"
+
+
 def test_real_graphs_have_a_mean_of_their_own():
     made = kernels(("yelp", "fused3s", 1.0), ("yelp", "pyg", 16.0), data_source="synthetic")
     assert cell(Data(frame([*TWO, *made])), OVER_PYG, {"cell": "means"}) == "4.00 (2) / 6.35 (3)"  # cube root of 256

@@ -76,7 +76,7 @@ def run(monkeypatch):
 
 
 def test_what_the_script_wrote_passes_its_check_until_a_row_changes(run, tmp_path):
-    rows = [row("cora", name, time) for name, time in (("fused3s", 1.0), ("fused3s_paper", 2.0), ("pyg", 8.0))]
+    rows = [row("cora", name, time) for name, time in (("fused3s_paper", 1.0), ("dfgnn_tiling", 2.0))]
     csv = tmp_path / "h200" / "kernels.csv"
     append_rows(csv, rows)
     written = run("report", "--results", tmp_path)
@@ -87,9 +87,9 @@ def test_what_the_script_wrote_passes_its_check_until_a_row_changes(run, tmp_pat
     checked = run("report", "--results", tmp_path, "--check")
     assert checked.exit_code == 1
     assert "RESULTS.md" in checked.stdout
-    drawn = run("plot", "speedup", "--set", "group=single", "--results", tmp_path, "--format", "pdf")
+    drawn = run("plot", "fig5_single", "--set", "dim=128", "--results", tmp_path, "--format", "pdf")
     assert drawn.exit_code == 0, drawn.stderr
-    assert (tmp_path / "figures" / "speedup_single_nvidia-h200_d128.pdf").exists()
+    assert (tmp_path / "figures" / "fig5_single_d128.pdf").exists()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ def test_a_graph_is_real_by_its_source_and_its_edges(source, sha256, kind, label
     assert (found["kind"], found["label"]) == (kind, label)
 
 
+def test_a_surrogate_measured_beside_its_original_is_a_twin_and_in_no_group():
+    rows = [row("cora", "pyg", 1.0), row("cora", "pyg", 2.0, data_source="synthetic", data_sha256="made")]
+    rows.append(row("cora", "pyg", 2.0, data_source="synthetic", data_sha256="made", device="another"))
+    assert [*frame(rows).sort_values(["device", "kind"])["group"]] == ["single", "twin", "single"]
+
+
 def test_data_sets_with_equal_edges_are_one_graph():
     found = frame([row(name, "fused3s", 1.0, data_sha256="same") for name in ("peptides-struct", "peptides-func")])
     assert [*found["dataset"]] == ["peptides-func"]

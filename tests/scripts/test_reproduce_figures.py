@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import reproduce_figures as script
@@ -29,6 +30,18 @@ def test_every_command_has_a_script_and_a_valid_configuration():
             load_config(ROOT / path, overrides, TrainConfig if command[0] == "train.py" else Config)
 
 
+@pytest.fixture
+def on_gpu(monkeypatch, tmp_path):
+    """A machine with a GPU called "my GPU"; the folder of its measurements."""
+    gpu = SimpleNamespace(name="my GPU", total_memory=80e9)
+    monkeypatch.setattr(script.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(script.torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(script, "provenance", lambda device: SimpleNamespace(commit="abc", device="my GPU"))
+    monkeypatch.setattr(script, "MEASURED", tmp_path / "local")
+    monkeypatch.setattr(script, "DATASETS", tmp_path)
+    return tmp_path / "local"
+
+
 @pytest.mark.parametrize(
     ("statuses", "status", "said"),
     [
@@ -36,15 +49,30 @@ def test_every_command_has_a_script_and_a_valid_configuration():
         ({"report.py": (2, [])}, 2, ["failed     report.py: exit status 2"]),
     ],
 )
-def test_what_failed_is_listed_and_the_rest_goes_on(monkeypatch, statuses, status, said):
+def test_what_failed_is_listed_and_the_rest_goes_on(monkeypatch, on_gpu, statuses, status, said):
     ran = []
     monkeypatch.setattr(script, "run", lambda command: ran.append(command) or statuses.get(command[0], (0, [])))
-    monkeypatch.setattr(script.torch.cuda, "is_available", lambda: True)
     done = CliRunner().invoke(script.app, ["smoke"])
     assert done.exit_code == status, done.output
     assert [command[0] for command in ran] == ["bench.py", "bench.py", "report.py"]
-    assert ran[-1] == ["report.py", "--results", "results/local"]
+    assert ran[-1] == ["report.py", "--results", str(on_gpu)]
     assert all(line in done.stdout for line in said)
+    assert (on_gpu / "durations.csv").exists() == ("bench.py" not in statuses)  # a part of a step tells no time
+
+
+def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monkeypatch, on_gpu):
+    monkeypatch.setattr(script, "run", lambda command: (0, []))
+    told = script.estimate(script.chosen_steps(["paper"]), None)
+    assert "kernels                  20 min  measured on NVIDIA H200" in told  # 1185 s in results/durations.csv
+    assert "surrogates                5 min  an estimate" in told
+    (downloads,) = [line for line in told.splitlines() if line.startswith("downloads")]
+    assert "reddit" in downloads
+    assert "cora" not in downloads  # it ships with the clone
+    assert "28.0 GB of the host" in told
+    assert script.duration("smoke", "my GPU") == (91, "measured on NVIDIA H200")
+    CliRunner().invoke(script.app, ["smoke"])
+    assert script.duration("smoke", "my GPU")[1] == "measured on my GPU"
+    assert "layers" not in told
 
 
 def test_without_a_gpu_the_recorded_rows_are_drawn(monkeypatch):

@@ -1,0 +1,117 @@
+"""What all charts share: colours, axes, words on bars, and files."""
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib
+import matplotlib.style
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from PIL import Image
+
+from report.rows import HERE, read_yaml
+
+matplotlib.style.use(HERE / "fused3s.mplstyle")
+
+WIDTH, MOST_WIDTH = 7.0, 11.0  # inches
+HATCH, GROUP_WIDTH, SMALL = "////", 0.9, 5.5
+MISSING = {"oom": "OOM", "": "not run", "unsupported": "refused"}
+OTHER = "#999999"
+
+
+def declarations() -> dict[str, Any]:
+    """figures.yaml."""
+    return read_yaml("figures.yaml")
+
+
+def slug(text: str) -> str:
+    """Part of a file name, such as nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def image(figure: Figure, kind: str = "png") -> bytes:
+    """The figure as a file of that kind; the same bytes on every run on one machine. A PNG has a palette."""
+    content, small = io.BytesIO(), io.BytesIO()
+    none = {"Software": None} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
+    figure.savefig(content, format=kind, metadata=none)
+    if kind != "png":
+        return content.getvalue()
+    palette = Image.open(content).convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette.save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+def colour(series: str) -> str:
+    """The colour of a series, or of its backend; a grey for one that the table does not know."""
+    colours = declarations()["colours"]
+    return colours.get(series.removesuffix("+graph"), colours.get(series.split()[0], OTHER))
+
+
+def in_order(series: Iterable[str]) -> list[str]:
+    """In the order of the colour table, unknown ones last."""
+    known = [*declarations()["colours"]]
+
+    def place(name: str) -> tuple[int, str]:
+        found = next((one for one in (name.removesuffix("+graph"), name.split()[0]) if one in known), None)
+        return (known.index(found) if found else len(known)), name
+
+    return sorted(set(series), key=place)
+
+
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def milliseconds(time: float) -> str:
+    """ "1,234 ms", "2.5 ms", "4.29 µs"."""
+    return f"{time:,.0f} ms" if time >= 1000 else f"{time:.3g} ms" if time >= 1 else f"{1e3 * time:.3g} µs"
+
+
+def edges(nnz: float) -> str:
+    """A number with its unit: 115M, 88.7K."""
+    size, unit = next(((size, unit) for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")) if nnz >= size), (1, ""))
+    return f"{nnz / size:.3g}{unit}"
+
+
+def log_axis(axis: Axis, unit: str = "") -> None:
+    """A logarithmic axis with ticks in plain digits at 1, 2 and 5."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def name_graphs(axes: Axes, graphs: pd.DataFrame) -> None:
+    """Slanted names of graphs with their edges below 0, 1, 2, ..."""
+    names = [f"{label}, {edges(nnz)} edges" for label, nnz in zip(graphs["label"], graphs["nnz"], strict=True)]
+    names = [name.replace("$", r"\$") for name in names]
+    axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", size=6)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+
+
+def legend_above(axes: Axes, columns: int, extra: Sequence[Patch] = (), title: str = "") -> None:
+    handles = [*axes.get_legend_handles_labels()[0], *extra]
+    axes.legend(handles=handles, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), title=title)
+
+
+def synthetic_key(graphs: pd.DataFrame, more: str = "") -> list[Patch]:
+    made = (graphs["kind"] != "real").any()
+    return [
+        Patch(facecolor="white", edgecolor="black", linewidth=0.3, hatch=HATCH, label=f"not a real graph{more}")
+    ] * bool(made)
+
+
+def write(axes: Axes, x: float, text: str, y: float = 0.01, **options: Any) -> None:
+    """A word on the axes at x, by default in place of a missing bar."""
+    style = {"rotation": 90, "ha": "center", "va": "bottom", "size": SMALL} | options
+    axes.text(x, y, text, transform=axes.get_xaxis_transform(), **style)
