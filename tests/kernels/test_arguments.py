@@ -67,7 +67,7 @@ def seeded(seed) -> dict:
         (
             {"graph": scipy.sparse.coo_array(np.ones((2, 2, 2))), "edge_data": True},
             TypeError,
-            r"graph: got .* shape \(2, 2, 2\); one of two dimensions is needed",
+            r"graph: got .* shape \(2, 2, 2\); 2-D, queries by keys",
         ),
         ({"graph": NESTED, "shape": (2, 2)}, ValueError, "graph: got a nested tensor; dense tensors are needed"),
         ({"graph": torch.ones(2, 3, device="meta").int(), "shape": (2, 2)}, ValueError, "graph: on the device meta"),
