@@ -8,6 +8,9 @@ import torch
 
 from .errors import BackendUnavailableError
 
+MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def check_integer(name: str, value: Any, least: int, most: int) -> None:
     """Raise a TypeError or ValueError unless `value` is an integer from `least` to `most`."""
@@ -23,10 +26,16 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def finite_number(name: str, value: Any) -> float:
-    """`value` as a float; raises unless it is a finite number."""
+    """`value` as a float; raises unless it is a finite number, or a tensor of one that requires no gradient."""
+    if isinstance(value, (bool, str, bytes)):
+        raise TypeError(f"{name}: got {value!r}; a number is needed")
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        raise ValueError(f"{name}: got a tensor that requires a gradient, but a number gets none; detach() it")
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name}: got {value!r}; a number is needed") from None
     if not -math.inf < number < math.inf:
         raise ValueError(f"{name}: got {number}; a finite number is needed")
@@ -41,8 +50,17 @@ def check_rate(name: str, value: Any) -> None:
         raise ValueError(f"{name}: got {value}; a rate from 0 to below 1 is needed")
 
 
+def check_dense(name: str, value: Any) -> None:
+    """Raise unless `value` is a dense tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}; a torch.Tensor is needed")
+    if value.layout != torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise ValueError(f"{name}: got {kind}; dense tensors are needed")
+
+
 def check_word(name: str, value: Any, allowed: Collection[str]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}: got {value!r}; allowed are {', '.join(map(repr, allowed))}")
 
 

@@ -19,11 +19,20 @@ from typing import Any
 
 import torch
 
-from .arguments import check_dtype, check_flag, check_integer, check_word, resolve_device
+from .arguments import (
+    DTYPES,
+    MOST_COLUMNS,
+    check_dense,
+    check_dtype,
+    check_flag,
+    check_integer,
+    check_word,
+    resolve_device,
+)
 from .autocast import input_type
 from .backends import AUTO, REGISTRY
 from .backends.base import Backend, InputSpec, csr_of
-from .call_shapes import DTYPES, HeadGroups, head_counts
+from .call_shapes import HeadGroups, head_counts
 from .dropout import Dropout
 from .edge_data import EdgeData
 from .errors import BackendUnavailableError, SlowerBackendWarning, UnsupportedGraphError
@@ -42,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 FASTEST = "fused3s"
 _warned: set[str] = set()  # reasons; one warning each
-MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ def plan_attention(
     else:
         check_method(method)
     num_lists = graph.num_lists if isinstance(graph, KeyLists) else 1
-    groups = HeadGroups.of(num_heads, num_kv_heads, num_lists, MOST_COLUMNS)
+    groups = HeadGroups.of(num_heads, num_kv_heads, num_lists)
     if groups is not None:  # heads of the backend
         num_heads //= groups.rows
     options = dtype, head_dim, num_heads, out_dtype, edge_data, backward
@@ -147,6 +155,11 @@ def plan_attention(
         method = "none"
     if check is not None:
         check_flag("check", check)
+    if check and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "check: got True while a CUDA graph is captured, and the check waits for the GPU; plan before the capture, "
+            "or with check=False"
+        )
     pattern = graph_record(graph, shape, edge_data)
     graph_shape = pattern.shape[0] // num_lists, pattern.shape[1] // num_lists
     chosen = _choose(backend, device, inputs, method)
@@ -217,8 +230,7 @@ def sparse_attention(
         ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
+        check_dense(name, tensor)
     if q.dim() not in (2, 3, 4):
         raise ValueError(
             f"q: got shape {tuple(q.shape)}; [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d] is needed"
@@ -355,8 +367,7 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
         passed_over = [f"not {other}: {why}" for other, why in passed_over.items()]
         hint = "" if reorder == "none" else "reorder='none' needs no such backend; "
         raise BackendUnavailableError(f"no attention backend can run on {device}: {hint}{'; '.join(passed_over)}")
-    if name not in REGISTRY:
-        raise ValueError(f"backend: got {name!r}; allowed are 'auto', {', '.join(map(repr, REGISTRY))}")
+    check_word("backend", name, ("auto", *REGISTRY))
     backend = REGISTRY[name]
     if reason := backend.unavailable(device):
         raise BackendUnavailableError(f"backend {name} cannot run: {reason}")

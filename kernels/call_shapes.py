@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from .arguments import check_integer
+from .arguments import DTYPES, MOST_COLUMNS, check_dense, check_integer
 from .backends.base import Gradients
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -38,17 +36,17 @@ class HeadGroups:
         return self.size * self.lists
 
     @classmethod
-    def of(cls, num_heads: int, num_kv_heads: int | None, lists: int, most: int) -> "HeadGroups | None":
-        """The groups of a plan for such heads, up to `most`; None if each query head has a KV head and no list.
+    def of(cls, num_heads: int, num_kv_heads: int | None, lists: int) -> "HeadGroups | None":
+        """The groups of a plan for such heads; None if each query head has a KV head and no list.
 
         Raises:
             TypeError, ValueError: a number is wrong, or does not divide the other.
         """
         if num_kv_heads is None and lists == 1:
             return None
-        check_integer("num_heads", num_heads, 1, most)
+        check_integer("num_heads", num_heads, 1, MOST_COLUMNS)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_integer("num_kv_heads", num_kv_heads, 1, most)
+        check_integer("num_kv_heads", num_kv_heads, 1, MOST_COLUMNS)
         if num_heads % num_kv_heads:
             raise ValueError(
                 f"num_kv_heads: got {num_kv_heads}, but num_heads is {num_heads}; a divisor of num_heads is needed"
@@ -197,8 +195,7 @@ def check_tensors(
 ) -> bool:
     """Raise for the first disagreement among q, k, v and the graph; whether `CallShape.of` is surely None."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
+        check_dense(name, tensor)
     heads_and_dim = q.shape[1:]
     if (
         groups is None
@@ -208,7 +205,6 @@ def check_tensors(
         and 0 not in heads_and_dim
         and q.device == k.device == v.device == device
         and k.dtype == v.dtype == q.dtype in DTYPES
-        and q.layout == k.layout == v.layout == torch.strided
     ):
         return True  # the fast path: on small graphs a call is bound by the host
     for name, tensor, rows, what in (("q", q, graph_shape[0], "rows"), ("k", k, graph_shape[1], "columns")):
@@ -239,10 +235,28 @@ def check_tensors(
             raise ValueError(
                 f"{name}: on {tensor.device}, but the graph was planned for {device}; q, k, v and plan must share it"
             )
-        if tensor.layout != torch.strided:
-            raise ValueError(f"{name}: got layout {tensor.layout}; dense tensors are needed")
         if tensor.dtype != q.dtype:
             raise ValueError(f"{name}: got {tensor.dtype}, but q is {q.dtype}; q, k and v must have one type")
     if q.dtype not in DTYPES:
         raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")
     return False
+
+
+def check_results(
+    q: torch.Tensor, v: torch.Tensor, grad_output: torch.Tensor, output: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Raise for the first disagreement of checked q and v with the results of their call, or their gradient."""
+    if q.dim() == 2:
+        raise ValueError(f"q: got shape {tuple(q.shape)}; [num_rows, H, d] is needed")
+    shape = *q.shape[:-1], v.shape[-1]
+    for name, tensor, of_name, dtypes in (
+        ("grad_output", grad_output, shape, DTYPES),
+        ("output", output, shape, DTYPES),
+        ("lse", lse, shape[:-1], (torch.float32,)),
+    ):
+        check_dense(name, tensor)
+        if tensor.shape != of_name or tensor.device != q.device or tensor.dtype not in dtypes:
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device}; {list(of_name)}, "
+                f"{' or '.join(map(str, dtypes))}, on {q.device} is needed"
+            )

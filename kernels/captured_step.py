@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .arguments import check_dense
 from .runtime.cuda_graph import CapturedGraph, CaptureError, Result, capture
 
 State = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
@@ -40,9 +41,10 @@ def capture_step(run: Callable[[], Result], model: nn.Module, *states: State) ->
         CaptureError: the model is not on a GPU, or `run` waits for the GPU or does something else that a capture does
             not allow.
     """
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        raise CaptureError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {device}")
+    device = next((parameter.device for parameter in model.parameters()), None)
+    if device is None or device.type != "cuda":
+        where = "has no parameters" if device is None else f"is on {device}"
+        raise CaptureError(f"a CUDA graph needs a model on an NVIDIA GPU, and this one {where}")
     with _restored([model, *states], device):
         return capture(run, device)
 
@@ -51,12 +53,14 @@ def copy_padded_(target: Tensor, rows: Tensor, padding: float = 0) -> None:
     """Copy `rows` [n, ...] to the first rows of `target` [m, ...], m >= n, and set the others to `padding`.
 
     Raises:
-        ValueError: `rows` has more rows than `target`, or rows of another shape.
+        TypeError, ValueError: one is no tensor, or `rows` has more rows than `target`, or rows of another shape.
     """
-    if len(rows) > len(target) or rows.shape[1:] != target.shape[1:]:
+    check_dense("target", target)
+    check_dense("rows", rows)
+    if not (rows.dim() and target.dim()) or len(rows) > len(target) or rows.shape[1:] != target.shape[1:]:
         raise ValueError(
-            f"rows: got shape {tuple(rows.shape)}; the target has room for {tuple(target.shape)}: up to {len(target)} "
-            "rows of the same shape"
+            f"rows: got shape {tuple(rows.shape)}; the target has room for {tuple(target.shape)}: up to "
+            f"{sum(target.shape[:1])} rows of the same shape"
         )
     target[: len(rows)].copy_(rows, non_blocking=True)
     target[len(rows) :].fill_(padding)

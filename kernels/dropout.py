@@ -29,7 +29,7 @@ class Dropout:
     seed: torch.Tensor | int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:  # nor NaN
+        if not 0 < finite_number("dropout", self.rate) < 1:
             raise ValueError(f"dropout: got {self.rate}; a rate between 0 and 1 is needed, both exclusive, or 0")
 
     @property
@@ -45,9 +45,10 @@ def make_dropout(dropout: "Dropout | float", device: torch.device) -> Dropout | 
         ValueError, TypeError: rate or seed is wrong; the text names it, what it got and what is allowed.
     """
     if not isinstance(dropout, Dropout):
-        if dropout == 0:
+        rate = finite_number("dropout", dropout)
+        if rate == 0:
             return None
-        dropout = Dropout(finite_number("dropout", dropout))
+        dropout = Dropout(rate)
     seed = dropout.seed
     if seed is None:
         seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device=device)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .arguments import finite_number
+from .arguments import DTYPES, check_dense, finite_number
 from .dropout import Dropout
 from .formats.edge_order import EdgeOrder
 from .score_source import KINDS
@@ -85,7 +85,8 @@ class EdgeData:
 class BoundEdges:
     """Checked edge data in the order of one plan's backend; the result of `AttentionPlan.bind_edges`.
 
-    `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again.
+    `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again. Of the other fields a
+    call checks the lengths alone.
 
     Attributes:
         order: edge order of its plan; the plan's shape if nothing here belongs to an edge.
@@ -349,7 +350,7 @@ def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder, check_va
         return None
     _check_edges(name, tensor, order)
     _check_float(name, tensor)
-    if tensor.dim() > 2:
+    if tensor.dim() > 2 or 0 in tensor.shape[1:]:
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; [E] or [E, H] is allowed")
     if check_values:
         _check_values(name, tensor)
@@ -358,8 +359,7 @@ def _per_head(name: str, tensor: torch.Tensor | None, order: EdgeOrder, check_va
 
 def _check_edges(name: str, tensor: torch.Tensor, order: EdgeOrder) -> None:
     """Raise unless `tensor` has one entry per edge of the caller and is on the plan's device."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: got {type(tensor).__name__}; a torch.Tensor is needed")
+    check_dense(name, tensor)
     num_edges = order.num_edges
     got = tensor.shape[0] if tensor.dim() else None
     if got != num_edges:
@@ -374,7 +374,7 @@ def _check_edges(name: str, tensor: torch.Tensor, order: EdgeOrder) -> None:
 
 
 def _check_float(name: str, tensor: torch.Tensor) -> None:
-    if not tensor.is_floating_point():
+    if tensor.dtype not in DTYPES:
         raise ValueError(f"{name}: got {tensor.dtype}; q's floating-point type is needed")
 
 
@@ -408,8 +408,7 @@ def _check_types(types: torch.Tensor, order: EdgeOrder) -> int:
 
 
 def _check_weight(name: str, weight: torch.Tensor, names: str, shape: tuple[int, ...], query: torch.Tensor) -> None:
-    if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"{name}: got {type(weight).__name__}; a torch.Tensor is needed")
+    check_dense(name, weight)
     if weight.shape != shape:
         raise ValueError(f"{name}: got shape {tuple(weight.shape)}; {names} = {list(shape)} is needed")
     if weight.device != query.device:

@@ -7,12 +7,12 @@ from typing import Any, Literal, overload
 
 import torch
 
-from .arguments import check_flag, finite_number, resolve_device
+from .arguments import DTYPES, check_flag, finite_number, resolve_device
 from .autograd import OF_ROWS, attend_with_gradients, is_differentiated
 from .backends import REGISTRY
 from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
-from .call_shapes import DTYPES, CallShape, HeadGroups, check_tensors
+from .call_shapes import CallShape, HeadGroups, check_results, check_tensors
 from .dropout import Dropout, make_dropout
 from .edge_data import BoundEdges, EdgeData, belongs_to_edges, bind, cast_floats, check_edges
 from .edge_groups import bind_groups, edges_of_call, groups_of
@@ -194,8 +194,9 @@ class AttentionPlan:
             wanted: the fields of `Gradients` to compute.
 
         Raises:
-            ValueError: the plan was made without backward=True, its backend has no backward pass of its own, or
-                `wanted` names edge data of a call with grouped queries, a batch, or d_v other than d.
+            ValueError, TypeError: the plan was made without backward=True, its backend has no backward pass of its own,
+                a tensor is wrong, or `wanted` names edge data of a call with grouped queries, a batch, or d_v other
+                than d.
         """
         backend = REGISTRY[self.backend]
         if not (self.inputs.backward and backend.has_backward):
@@ -203,15 +204,22 @@ class AttentionPlan:
                 f"backward: got a plan of {self.backend} with backward={self.inputs.backward}; a plan made with "
                 "backward=True, of a backend with a backward pass of its own, is needed"
             )
+        check_tensors(q, k, v, self.shape, self.device, self.groups)
+        check_results(q, v, grad_output, output, lse)
         shape, wanted = CallShape.of(q, k, v, self.groups), frozenset(wanted)
+        allowed = Gradients._fields if shape is None else sorted(OF_ROWS)
+        if extra := wanted - set(allowed):
+            why = (
+                ""
+                if shape is None
+                else "; with grouped queries, a batch, or d_v other than d, autograd gives the others"
+            )
+            raise ValueError(
+                f"wanted: got {', '.join(map(str, sorted(extra, key=str)))}; {', '.join(allowed)} are allowed{why}"
+            )
         call = self._call(q, k, v, shape, scale, output.dtype, edges, dropout)
         if shape is None:
             return backend.attend_backward(self.data, call._replace(lse=lse), output, grad_output, wanted)
-        if extra := wanted - OF_ROWS:
-            raise ValueError(
-                f"wanted: got {', '.join(sorted(extra))}; with grouped queries, a batch, or d_v other than d, "
-                f"{', '.join(sorted(OF_ROWS))} are allowed; autograd gives the others"
-            )
         call = call._replace(lse=shape.rows_of(lse).contiguous())
         results = shape.query(output).contiguous(), shape.query(grad_output)
         return shape.gradients(backend.attend_backward(self.data, call, *results, wanted))
@@ -248,7 +256,7 @@ class AttentionPlan:
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
             raise ValueError(f"out_dtype: got {out_dtype}; allowed are {', '.join(map(str, DTYPES))}")
-        if edges is not None or isinstance(dropout, Dropout) or dropout != 0.0:
+        if edges is not None or type(dropout) is not float or dropout != 0.0:
             edges = self._bound(q, k, shape, edges, dropout)
         if shape is not None:
             q, k, v = shape.query(q), shape.key(k), shape.key(v)
@@ -361,6 +369,8 @@ class AttentionPlan:
                 edges = self.bind_edges(edges, check_values=False)
             elif groups_of(edges) != self.groups or (edges.order is not self.edge_order and edges.order != self.shape):
                 raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
+            else:
+                self._check_lengths(edges)
             if shape is None:
                 check_edges(edges, q)
             else:
@@ -373,6 +383,23 @@ class AttentionPlan:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_dropout)
             raise ValueError(f"dropout: got {dropout.rate}; backend {self.backend} has no dropout, these have: {able}")
         return BoundEdges(dropout=dropout) if edges is None else replace(edges, dropout=dropout)
+
+    def _check_lengths(self, edges: BoundEdges) -> None:
+        """Raise a ValueError if `dataclasses.replace` changed more than weights: kernels would read past the ends."""
+        rows, lists = (1, 1) if self.groups is None else (self.groups.rows, self.groups.lists)
+        num_edges = 0 if self.edge_order is None else self.edge_order.edge_of_csr.shape[0]
+        for name, tensor, length in (
+            ("padded_features", edges.padded_features, num_edges),
+            ("types", edges.types, num_edges),
+            ("edge_values", edges.edge_values, num_edges),
+            ("row_values", edges.row_values, self.shape[0] * rows),
+            ("column_values", edges.column_values, self.shape[1] * lists),
+        ):
+            if tensor is not None and tensor.shape[0] != length:
+                raise ValueError(
+                    f"{name}: got {tensor.shape[0]} entries, but {length} are needed; weights alone may be replaced in "
+                    "bound edges: bind an EdgeData anew"
+                )
 
     def _require_data(self, verb: str) -> None:
         if REGISTRY[self.backend].data_type is None:

@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 
-from .arguments import check_dtype, check_flag, check_integer, resolve_device
-from .attention import MOST_COLUMNS, plan_attention
+from .arguments import DTYPES, MOST_COLUMNS, check_dense, check_dtype, check_flag, check_integer, resolve_device
+from .attention import plan_attention
 from .backends import REGISTRY
 from .backends.base import InputSpec
-from .call_shapes import DTYPES, HeadGroups
+from .call_shapes import HeadGroups
 from .errors import BackendUnavailableError
+from .formats.csr import MAX_DIM
 from .formats.edge_order import EdgeOrder
 from .formats.gpu_csr import EdgeSource, PlanNumber
+from .formats.graph_forms import checked_shape
 from .formats.grouped_graph import grouped_ids
 from .formats.key_lists import KeyLists
 from .plan import AttentionPlan
@@ -79,8 +81,9 @@ class PlanRoom:
             ValueError, TypeError: an argument is wrong, or `fused3s` does not support such inputs.
         """
         backend, device = REGISTRY["fused3s"], resolve_device(device)
+        shape = checked_shape(shape)
         for name, size, least in (("shape[0]", shape[0], 1), ("shape[1]", shape[1], 1), ("num_edges", num_edges, 0)):
-            check_integer(name, size, least, 2**31 - 1)
+            check_integer(name, size, least, MAX_DIM)
         check_dtype("dtype", dtype, DTYPES)
         check_dtype("out_dtype", out_dtype, DTYPES)
         check_integer("head_dim", head_dim, 1, MOST_COLUMNS)
@@ -92,12 +95,12 @@ class PlanRoom:
             raise BackendUnavailableError(f"PlanRoom: backend fused3s cannot run: {reason}")
         if reason := backend.unsupported(dtype, head_dim):
             raise ValueError(f"PlanRoom: backend fused3s cannot run this: {reason}")
-        groups = HeadGroups.of(num_heads, num_kv_heads, num_lists, MOST_COLUMNS)
+        groups = HeadGroups.of(num_heads, num_kv_heads, num_lists)
         if num_lists > 1 and edge_data:
             raise ValueError("edge_data: got True, but KeyLists have no edge data; make a room for their edges")
         rows, self._size = (1, 1) if groups is None else (groups.rows, groups.size)
         inputs = InputSpec(dtype, head_dim, num_heads // rows, out_dtype, edge_data, backward)
-        self.shape, self.num_edges, self._num_lists = tuple(shape), num_edges, num_lists
+        self.shape, self.num_edges, self._num_lists = shape, num_edges, num_lists
         planned = shape[0] * rows, shape[1] * num_lists
         self._made = backend.make_room(planned, num_edges * self._size, device, inputs)
         self._source: EdgeSource | None = None
@@ -187,6 +190,8 @@ def plan_many(graphs: Sequence[tuple[Any, tuple[int, int]]], **options: Any) -> 
         graphs: (graph, shape) of each, as for `plan_attention`.
         options: other arguments of `plan_attention`. Errors in ids are raised at a later call, unless check=True.
     """
+    if not all(isinstance(each, (tuple, list)) and len(each) == 2 for each in graphs):
+        raise TypeError("graphs: a sequence of (graph, shape) is needed; shape None for a graph that has one")
     check = options.pop("check", None)
     plans = [plan_attention(graph, shape=shape, check=False, **options) for graph, shape in graphs]
     if not check:
@@ -195,8 +200,7 @@ def plan_many(graphs: Sequence[tuple[Any, tuple[int, int]]], **options: Any) -> 
 
 
 def _check_array(name: str, array: Any, shape: tuple[int | None, ...], device: torch.device) -> None:
-    if not isinstance(array, torch.Tensor):
-        raise TypeError(f"{name}: got {type(array).__name__}; a torch.Tensor is needed")
+    check_dense(name, array)
     wanted = ", ".join("e" if size is None else str(size) for size in shape)
     if array.dim() != len(shape) or any(size not in (None, got) for size, got in zip(shape, array.shape, strict=True)):
         raise ValueError(f"{name}: got shape {tuple(array.shape)}; [{wanted}] is needed")

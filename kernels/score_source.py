@@ -48,7 +48,7 @@ def expression_source(text: str) -> str:
     """The text of cuda/score_expression.cuh for a normalised expression.
 
     Raises:
-        ValueError: a derivative is not finite anywhere, or not an expression.
+        ValueError: the value or a derivative is not finite anywhere, or not an expression.
     """
     import sympy  # torch brings it, and imports it as late as this
 
@@ -56,9 +56,10 @@ def expression_source(text: str) -> str:
     value = walk(parse(text), symbols.__getitem__, _number, _functions())
     named = [name for name in symbols if name != SCORE and not name.startswith(NUMBER)]
     partials = [sympy.diff(value, symbols[name]) if name in symbols else sympy.S.Zero for name in (SCORE, *named)]
-    for name, partial in zip((SCORE, *named), partials, strict=True):
-        if partial.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
-            raise ValueError(f"expression: the derivative of {text!r} by {name} is not finite")
+    of_names = [f"the derivative of {text!r} by {name}" for name in (SCORE, *named)]
+    for what, each in zip((repr(text), *of_names), (value, *partials), strict=True):
+        if each.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
+            raise ValueError(f"expression: {what} is not finite")
     lines = [f"of.{_place(name)} = g * ({{}});" for name in named]
     return _HEAD.format(
         text=text,

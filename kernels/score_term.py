@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .arguments import finite_number
+from .arguments import DTYPES, check_dense, finite_number
 from .score_expression import FUNCTIONS, SCORE, evaluate, names_in, parse, renamed
 from .score_source import KINDS, NUMBER, count_values, expression_source
 
@@ -58,10 +58,22 @@ class ScoreTerm:
     ) -> None:
         self.expression = expression
         given = dict(zip(KINDS, (row, col, edge, head), strict=True))
+        for kind, values in given.items():
+            if values is not None and not isinstance(values, Mapping):
+                got = type(values).__name__
+                raise TypeError(f"{ARGUMENTS[kind]}: got {got}; a dict of tensors by their names is needed")
+            for name in values or ():
+                if not isinstance(name, str):
+                    raise TypeError(f"{ARGUMENTS[kind]}: got the name {name!r}; a text is needed")
         self.values = {kind: dict(values or {}) for kind, values in given.items()}
         self.numbers = {name: finite_number(name, number) for name, number in numbers.items()}
         names = {kind: tuple(values) for kind, values in self.values.items()}
-        self.text = _normalised(expression, (*names.items(), (NUMBER, tuple(numbers))))
+        try:
+            self.text = _normalised(expression, (*names.items(), (NUMBER, tuple(numbers))))
+        except (RecursionError, MemoryError):  # MemoryError: of Python's parser
+            raise ValueError(
+                f"expression: {len(expression)} characters are nested too deeply; compute a part of it as a value"
+            ) from None
 
     def tensors(self) -> list[torch.Tensor]:
         """All values that are tensors."""
@@ -101,7 +113,7 @@ def _normalised(expression: str, names: tuple[tuple[str, tuple[str, ...]], ...])
     if unused := [name for name in new_names if name not in (SCORE, *used)]:
         raise ValueError(f"{unused[0]}: given, but {expression!r} does not name it")
     text = renamed(tree, new_names)
-    expression_source(text)  # finds derivatives that are not finite
+    expression_source(text)  # finds values and derivatives that are not finite
     return text
 
 
@@ -210,9 +222,8 @@ def _side_by_side(values: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 
 def _checked(name: str, value: Any, kind: str, length: int | None, device: torch.device) -> torch.Tensor:
     """The value as [length, 1 or H], of heads as [1, 1 or H]."""
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name}: got {type(value).__name__}; a torch.Tensor is needed")
-    if not value.is_floating_point():
+    check_dense(name, value)
+    if value.dtype not in DTYPES:
         raise ValueError(f"{name}: got {value.dtype}; a floating-point type is needed")
     if value.device != device:
         raise ValueError(f"{name}: on {value.device}, but the graph was planned for {device}; they must share it")

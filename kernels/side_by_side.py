@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .arguments import MOST_COLUMNS, check_dense, check_integer
 from .torch_private import is_transformed
 
 
@@ -27,6 +28,8 @@ def split_qkv(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Te
     Raises:
         ValueError: the number of columns of `qkv` is not a multiple of 3 H.
     """
+    check_dense("qkv", qkv)
+    check_integer("num_heads", num_heads, 1, MOST_COLUMNS)
     if qkv.dim() != 2 or qkv.shape[1] % (3 * num_heads):
         raise ValueError(f"qkv: got {list(qkv.shape)} with num_heads = {num_heads}; [N, 3 * num_heads * d] is needed")
     if not qkv.requires_grad or torch.compiler.is_compiling() or is_transformed():

@@ -186,7 +186,7 @@ def _whole_graph(part: Part) -> CSRPattern:
     """All parts' edges, in the partition's order of rows and columns."""
     counts, indices = [], []
     for rank in range(part.partition.num_parts):
-        other = load_part(part.folder, rank=rank)
+        other = load_part(part.folder, rank=rank, node_data=False)
         own = np.arange(other.num_rows) + part.partition.offsets[rank]
         indices.append(np.concatenate([own, other.halo])[other.indices])
         counts.append(np.diff(other.indptr))

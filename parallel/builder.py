@@ -1,6 +1,6 @@
 """Partitions a graph to disk with bounded memory; an interrupted run continues after its last step.
 
-Steps; each writes its files atomically (in `unfinished/` until all are done):
+One process at a time writes to a folder. Steps; each writes its files atomically (in `unfinished/` until all are done):
 
     assignment   the part of each row
     order        of the rows: part after part, in a part the rows without halo columns first, then by original number.
@@ -9,27 +9,39 @@ Steps; each writes its files atomically (in `unfinished/` until all are done):
     parts        pattern and halo of each part, from its blocks one after the other
     exchange     rows that each part sends
     node data    rows of features and labels of each part
+    checksums    of all files, with the description
 """
 
 import json
-import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data.atomic import replacing
+from data.atomic import only_writer, replacing
 from data.memory import require_memory
 from parallel.assignment import METHODS, assign_by_metis, assign_contiguous, sorted_unique
 from parallel.errors import PartitionError
-from parallel.part import DESCRIPTION, VERSION, Partition, load_partition, map_array, part_folder
-from parallel.source import GraphSource
+from parallel.part import (
+    DESCRIPTION,
+    VERSION,
+    Partition,
+    hash_of_description,
+    hash_of_file,
+    load_partition,
+    map_array,
+    part_folder,
+    read_json,
+)
+from parallel.source import GraphSource, hash_of_data
 
 EDGES_PER_BLOCK = 1 << 26  # sorted at once: about 40 bytes an edge
 BYTES_PER_NODE = 40  # of the arrays over all rows
 ROWS_PER_COPY = 1 << 16
+MAX_PARTS = 4096  # the description holds a number for each pair of parts
 
 Say = Callable[[str], None]
 
@@ -69,69 +81,92 @@ def partition_graph(
         say: called with a message at each step.
 
     Raises:
-        PartitionError: the folder holds another partition, or METIS is missing.
+        PartitionError: the folder holds another partition, of other data or options, or METIS is missing.
         ValueError: an argument is wrong, or an id of an edge is out of range.
         MemoryError: the arrays over all rows, or METIS, do not fit.
+        OSError: another process writes to the folder, or the disk is full; the same call continues later.
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}; allowed are {', '.join(METHODS)}")
-    if num_parts < 1:
-        raise ValueError(f"num_parts: got {num_parts}; 1 or more is needed")
+    for name, value, most in (("num_parts", num_parts, MAX_PARTS), ("edges_per_block", edges_per_block, 2**40)):
+        if not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"{name}: got {value}; an integer from 1 to {most} is needed")
     for name, array in source.node_data.items():
         if len(array) != source.num_nodes:
             raise ValueError(f"node data {name!r}: got {len(array)} rows; {source.num_nodes} are needed, one a node")
+        if array.dtype.kind not in "biufc":
+            raise ValueError(f"node data {name!r}: got {array.dtype}; numbers are needed")
+    for name, ids in source.row_ids.items():
+        if ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= source.num_nodes):
+            raise ValueError(
+                f"row ids {name!r}: got {ids.dtype} from {ids.min()} to {ids.max()}; integers from 0 to "
+                f"{source.num_nodes - 1} are needed"
+            )
     folder = Path(folder)
-    identity = {"version": VERSION, "fingerprint": source.fingerprint, "method": method, "num_parts": num_parts}
-    if (folder / DESCRIPTION).is_file():
-        found = load_partition(folder)
-        _check_same(folder, identity, {**identity, **_identity_of(found)})
-        return found
-    require_memory("partition: arrays over all rows", source.num_nodes * BYTES_PER_NODE)
+    request = {"version": VERSION, "fingerprint": source.fingerprint, "data": hash_of_data(source), "method": method}
+    request["num_parts"] = num_parts
     scratch = folder / "unfinished"
-    request = scratch / "request.json"
-    if request.is_file():
-        _check_same(folder, identity, json.loads(request.read_text(encoding="utf-8")))
-    else:
-        _write_json(request, identity)
+    if not (folder / DESCRIPTION).is_file():
+        require_memory("partition: arrays over all rows", source.num_nodes * BYTES_PER_NODE)
+        with only_writer(folder):
+            if not (folder / DESCRIPTION).is_file():  # nor has the process that wrote here just now finished it
+                _write_partition(folder, scratch, source, request, edges_per_block, say)
+    found = load_partition(folder)
+    _check_same(folder, request, {**vars(found), "version": VERSION, "num_parts": found.num_parts})
+    shutil.rmtree(scratch, ignore_errors=True)
+    return found
 
+
+def _write_partition(
+    folder: Path, scratch: Path, source: GraphSource, request: dict[str, Any], edges_per_block: int, say: Say
+) -> None:
+    method, num_parts = request["method"], request["num_parts"]
+    if (scratch / "request.json").is_file():
+        _check_same(folder, request, read_json(scratch / "request.json"))
+    else:
+        if foreign := sorted(folder.glob("part_*")):
+            raise PartitionError(f"{foreign[0]}: is of another partition; remove it, or name another folder")
+        _write_json(scratch / "request.json", request)
     say("counting edges")
     degrees = _kept(scratch / "degrees.npy", lambda: _degrees(source))
     say(f"assigning {source.num_nodes:,} rows to {num_parts} parts: {method}")
     assignment = _kept(scratch / "assignment.npy", lambda: _assign(source, degrees, num_parts, method))
     order = _make_order(scratch, source, degrees, assignment, num_parts, edges_per_block)
     say(f"sorting edges into {order.block_rows.size - 1} blocks")
-    _write_blocks(scratch, source, order)
+    blocks = scratch / f"blocks-{edges_per_block}"  # a run that continues with another size makes its own
+    if not blocks.is_dir():
+        for others in scratch.glob("blocks-*"):
+            shutil.rmtree(others)
+        with replacing(blocks) as unfinished:
+            _write_blocks(unfinished, source, order)
     for part in range(num_parts):
         say(f"part {part + 1} of {num_parts}")
         if not part_folder(folder, part).is_dir():
-            _write_part(folder, scratch, order, part)
+            with replacing(part_folder(folder, part)) as unfinished:
+                _write_part(unfinished, blocks, order, part)
     halo = _write_exchange(folder, order)
     for part in range(num_parts):
         say(f"node data of part {part + 1} of {num_parts}")
         _write_node_data(part_folder(folder, part), source, order)
+    say("checksums")
+    parts = [sorted(part_folder(folder, part).glob("*.npy")) for part in range(num_parts)]
     edges = [map_array(part_folder(folder, part) / "indices.npy").size for part in range(num_parts)]
     description = {
-        "version": VERSION,
-        "fingerprint": source.fingerprint,
-        "method": method,
+        **{name: request[name] for name in ("version", "fingerprint", "data", "method")},
         "num_nodes": source.num_nodes,
         "num_edges": sum(edges),
         "offsets": order.offsets.tolist(),
         "interior": order.interior.tolist(),
         "edges": edges,
         "halo": halo,
+        "files": [{path.name: hash_of_file(path) for path in files} for files in parts],
         "about": dict(source.about),
     }
+    description["sha256"] = hash_of_description(description)
     _write_json(folder / DESCRIPTION, description)
-    shutil.rmtree(scratch)
-    return load_partition(folder)
 
 
-def _identity_of(found: Partition) -> dict[str, object]:
-    return {"fingerprint": found.fingerprint, "method": found.method, "num_parts": found.num_parts}
-
-
-def _check_same(folder: Path, asked: dict[str, object], found: dict[str, object]) -> None:
+def _check_same(folder: Path, asked: dict[str, Any], found: dict[str, Any]) -> None:
     for name, value in asked.items():
         if found.get(name) != value:
             raise PartitionError(
@@ -183,13 +218,11 @@ def _make_order(
     return _Order(new_id, old_id, offsets, interior, sorted_unique(np.concatenate([offsets, cuts])))
 
 
-def _write_blocks(scratch: Path, source: GraphSource, order: _Order) -> None:
+def _write_blocks(where: Path, source: GraphSource, order: _Order) -> None:
     """Files of (row, column) int32 pairs, one for each block."""
-    done = scratch / "blocks.json"
-    if done.is_file():
-        return
+    where.mkdir()
     for block in range(order.block_rows.size - 1):
-        _block_file(scratch, block).write_bytes(b"")
+        _block_file(where, block).touch()
     smallest = np.min_scalar_type(order.block_rows.size)  # 16 bits are sorted by radix
     for row, col in source.edges():
         row, col = order.new_id[row], order.new_id[col]
@@ -199,55 +232,48 @@ def _write_blocks(scratch: Path, source: GraphSource, order: _Order) -> None:
         ends = np.cumsum(np.bincount(block, minlength=order.block_rows.size - 1))
         for one, (first, last) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if last > first:
-                with _block_file(scratch, one).open("ab") as file:
-                    pairs[first:last].tofile(file)
-    _write_json(done, {"blocks": order.block_rows.size - 1})
+                with _block_file(where, one).open("ab") as file:
+                    file.write(pairs[first:last])
 
 
-def _block_file(scratch: Path, block: int) -> Path:
-    return scratch / f"block_{block:06d}.bin"
+def _block_file(where: Path, block: int) -> Path:
+    return where / f"block_{block:06d}.bin"
 
 
-def _write_part(folder: Path, scratch: Path, order: _Order, part: int) -> None:
+def _write_part(where: Path, blocks: Path, order: _Order, part: int) -> None:
     """indptr, indices, halo and rows of one part."""
     first, last = int(order.offsets[part]), int(order.offsets[part + 1])
-    blocks = [block for block, row in enumerate(order.block_rows[:-1]) if first <= row < last]
+    files = [_block_file(blocks, one) for one, row in enumerate(order.block_rows[:-1]) if first <= row < last]
     halo = np.empty(0, np.int64)
-    for block in blocks:
-        col = _read_block(scratch, block)[:, 1]
+    for file in files:
+        col = _read_block(file)[:, 1]
         halo = sorted_unique(np.concatenate([halo, col[(col < first) | (col >= last)]]))
-    where = scratch / f"part_{part:04d}"
-    shutil.rmtree(where, ignore_errors=True)
     where.mkdir()
     num_rows, num_columns = last - first, last - first + halo.size
     local = np.zeros(order.old_id.size, np.int32)  # column of each row of the graph; searching in `halo` takes longer
     local[first:last] = np.arange(num_rows)
     local[halo] = np.arange(num_rows, num_columns)
     counts = np.zeros(num_rows, np.int64)
-    num_edges = 0
     columns = where / "indices.bin"
-    with columns.open("wb") as file:
-        for block in blocks:
-            row, col = _read_block(scratch, block).T
+    with columns.open("wb") as stream:
+        for file in files:
+            row, col = _read_block(file).T
             keys = sorted_unique((row - first) * num_columns + local[col])
             row, col = np.divmod(keys, max(num_columns, 1))
             counts += np.bincount(row, minlength=num_rows)
-            col.astype("<i4").tofile(file)
-            num_edges += col.size
-    with (where / "indices.npy").open("wb") as file, columns.open("rb") as stream:
-        header = {"descr": "<i4", "fortran_order": False, "shape": (num_edges,)}
-        np.lib.format.write_array_header_1_0(file, header)
-        shutil.copyfileobj(stream, file, 1 << 24)
+            stream.write(col.astype("<i4"))
+    with columns.open("rb") as stream:
+        chunks = iter(lambda: stream.read(1 << 24), b"")
+        _save_chunks(where / "indices.npy", chunks, np.dtype("<i4"), (int(counts.sum()),))
     columns.unlink()
-    np.save(where / "indptr.npy", np.concatenate([[0], np.cumsum(counts)]))
-    np.save(where / "halo.npy", halo)
-    np.save(where / "rows.npy", order.old_id[first:last])
-    os.replace(where, part_folder(folder, part))
+    _save(where / "indptr.npy", np.concatenate([[0], np.cumsum(counts)]))
+    _save(where / "halo.npy", halo)
+    _save(where / "rows.npy", order.old_id[first:last])
 
 
-def _read_block(scratch: Path, block: int) -> np.ndarray:
+def _read_block(file: Path) -> np.ndarray:
     """[E', 2] int64: row and column, in the partition's order."""
-    return np.fromfile(_block_file(scratch, block), "<i4").reshape(-1, 2).astype(np.int64)
+    return np.fromfile(file, "<i4").reshape(-1, 2).astype(np.int64)
 
 
 def _write_exchange(folder: Path, order: _Order) -> list[list[int]]:
@@ -258,7 +284,7 @@ def _write_exchange(folder: Path, order: _Order) -> list[list[int]]:
     for sender in range(num_parts):
         wanted = [halo[cut[sender] : cut[sender + 1]] for halo, cut in zip(halos, cuts, strict=True)]
         with replacing(part_folder(folder, sender) / "send_rows.npy") as path:
-            np.save(path, np.concatenate(wanted) - order.offsets[sender])
+            _save(path, np.concatenate(wanted) - order.offsets[sender])
     return [np.diff(cut).tolist() for cut in cuts]
 
 
@@ -269,30 +295,39 @@ def _write_node_data(folder: Path, source: GraphSource, order: _Order) -> None:
         if target.is_file():
             continue
         with replacing(target) as path:
-            if not rows.size:
-                np.save(path, np.empty((0, *array.shape[1:]), array.dtype))
-                continue
-            copy = np.lib.format.open_memmap(path, "w+", array.dtype, (rows.size, *array.shape[1:]))
-            for first in range(0, rows.size, ROWS_PER_COPY):
-                copy[first : first + ROWS_PER_COPY] = array[rows[first : first + ROWS_PER_COPY]]
-            copy.flush()
-            del copy
+            pieces = (rows[first : first + ROWS_PER_COPY] for first in range(0, rows.size, ROWS_PER_COPY))
+            chunks = (np.ascontiguousarray(array[piece]) for piece in pieces)
+            _save_chunks(path, chunks, array.dtype, (rows.size, *array.shape[1:]))
     for name, ids in source.row_ids.items():
         # Rows of this part ascend in the partition's order.
         first = int(order.new_id[rows[0]]) if rows.size else 0
         places = np.sort(order.new_id[np.asarray(ids, np.int64)]) - first
         with replacing(folder / f"ids_{name}.npy") as path:
-            np.save(path, places[(places >= 0) & (places < rows.size)])
+            _save(path, places[(places >= 0) & (places < rows.size)])
 
 
 def _kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
     """The array in this file, made if it is not there."""
     if not path.is_file():
+        made = make()
         with replacing(path) as unfinished:
-            np.save(unfinished, make())
+            _save(unfinished, made)
     return map_array(path)
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def _save(path: Path, array: np.ndarray) -> None:
+    _save_chunks(path, [np.ascontiguousarray(array)], array.dtype, array.shape)
+
+
+def _save_chunks(path: Path, chunks: Iterable[np.ndarray | bytes], dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """An .npy file. On a full disk `np.save` loses its last bytes without an error, and a mapped file is a SIGBUS."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for chunk in chunks:
+            file.write(chunk)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     with replacing(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")

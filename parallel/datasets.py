@@ -21,7 +21,7 @@ from parallel.builder import partition_graph
 from parallel.collectives import gather_rows
 from parallel.errors import CollectionError
 from parallel.group import Group, on_first_rank, share
-from parallel.part import DESCRIPTION, Part, Partition, load_part
+from parallel.part import DESCRIPTION, VERSION, Part, Partition, load_part
 from parallel.source import GraphSource, source_from_csr, source_from_edges
 
 
@@ -29,8 +29,8 @@ def partition_folder(settings: DataConfig, seed: int, method: str, num_parts: in
     """Folder of a data set's partition, below `data.root`. Another source, file or seed gives another folder."""
     file = Path(settings.path or Path(settings.root, f"{settings.name}.npz"))
     found = file.stat() if file.is_file() else None
-    version = None if found is None else [found.st_size, found.st_mtime_ns, "with ids"]
-    asked = json.dumps([settings.source, settings.path, seed, version])
+    version = None if found is None else [found.st_size, found.st_mtime_ns]
+    asked = json.dumps([VERSION, settings.source, settings.path, seed, version])
     digest = hashlib.sha256(asked.encode()).hexdigest()[:8]
     return Path(settings.root, "parts", f"{settings.name}-{method}-{num_parts}-{digest}")
 

@@ -5,20 +5,30 @@ by NCCL, CPUs by gloo; with gloo several ranks can share one GPU, through host m
 
 A rank that fails writes its reason to the store of the group and leaves; torchrun then ends the other ranks of its
 machine within a second. Ranks that still run meet a closed connection (gloo) and raise a RankError with the name of the
-failed rank and its reason. Over NCCL between machines they wait for at most COLLECTIVE_TIMEOUT.
+failed rank and its reason. Of a rank that was killed, the ranks of its machine notice the end of its process, and write
+it to the store for those of other machines. Over NCCL, which does not notice a rank that ended, a thread ends the
+process of a rank that is still in the group after GRACE seconds, unless torchrun does.
+
+The store and the messages between ranks are torch's: without encryption and authentication, and what `share` and
+`all_values` receive is unpickled. The port of MASTER_ADDR must not be reachable from a network that is not trusted.
 """
 
+import json
 import os
 import socket
+import sys
+import threading
 import time
+import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -28,6 +38,9 @@ from parallel.errors import RankError
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may compile
 MEETING_TIMEOUT = 120.0  # the same, at the start
 REASON_TIMEOUT = 3.0  # seconds to wait for the reason of a rank that closed its connection
+STORE_TIMEOUT = 20.0  # seconds that rank 0, which may hold the store, stays for ranks that have not met the failure yet
+GRACE = 10.0  # seconds to leave the group after another rank failed
+WATCHED = ("nccl",)  # backends with such a thread
 POLL_SECONDS = 0.1
 # Set unless the environment sets them. NCCL's blocks go before those of a kernel that fills the GPU: an exchange would
 # otherwise begin when attention over a rank's own columns ends. A capture waits for no other rank, as it would in order
@@ -35,7 +48,33 @@ POLL_SECONDS = 0.1
 NCCL_DEFAULTS = {"TORCH_NCCL_HIGH_PRIORITY": "1", "NCCL_GRAPH_REGISTER": "0"}
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+ENDED = "ended without a reason (killed? out of memory?)"
+
 Result = TypeVar("Result")
+
+
+def _machine() -> str:
+    """This machine, and the space of its process numbers: containers have their own."""
+    return f"{socket.gethostname()} {os.stat('/proc/self/ns/pid').st_ino if sys.platform == 'linux' else ''}"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The process of a rank. `created` tells it from a later process of the same number."""
+
+    machine: str
+    pid: int
+    created: float
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, as far as this machine knows."""
+        if self.machine != _machine():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            return process.create_time() != self.created or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,33 +145,88 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
     waits = timedelta(seconds=timeout)
     for name, value in NCCL_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    store = None
     try:
-        meeting = timedelta(seconds=min(timeout, MEETING_TIMEOUT))
-        store, *_ = next(dist.rendezvous("env://", rank, size, timeout=meeting))
+        deadline = time.monotonic() + min(timeout, MEETING_TIMEOUT)
+        store = _open_store(rank, min(timeout, MEETING_TIMEOUT))
         store.set_timeout(waits)
-        store = dist.PrefixStore("ranks", store)
+        _meet(store, rank, size, deadline)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=waits, **options)
+        store = default_store()  # the same with another prefix
+        _join(store, rank, size)
     except (RuntimeError, ValueError, TimeoutError) as error:
+        if store is not None:
+            _leave(store, rank, size)
+        if isinstance(error, RankError):
+            raise
         raise RankError(
             f"rank {rank} of {size}: the ranks did not meet at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({_first_line(error)}); do all of them run, with the same WORLD_SIZE?"
         ) from error
-    store = default_store()
     group = Group(rank, size, place, backend, machines=-(-size // per_machine))
+    left = threading.Event()
+    is_watched = backend in WATCHED and "TORCHELASTIC_RUN_ID" not in os.environ
+    if is_watched:
+        threading.Thread(target=_watch, args=(store, rank, size, left), daemon=True).start()
     try:
         yield group
     except Exception as error:
+        left.set()
         explained = _explained(error, store, rank, size)
         if backend == "gloo":  # closes the connections, which the others notice; NCCL would wait for work in flight
+            traceback.clear_frames(error.__traceback__)  # an unfinished collective in them keeps the group
             dist.destroy_process_group()
-        _tell(store, f"left/{rank}", "")
-        if rank == 0:
-            _keep_store(store, size)
+        _leave(store, rank, size)
         raise explained from error
     finally:
         for captured in group.graphs:
             captured.graph.reset()  # NCCL would wait for its end
+    if is_watched:
+        _leave(store, rank, size)
     dist.destroy_process_group()
+    left.set()
+
+
+def _open_store(rank: int, timeout: float) -> "dist.Store":
+    """The store of torchrun, or of rank 0. That of torch's rendezvous waits for all ranks, also for a killed one."""
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and not of_torchrun,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    return dist.PrefixStore(f"ranks {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _meet(store: "dist.Store", rank: int, size: int, deadline: float) -> None:
+    """Wait until all ranks have joined the store."""
+    _join(store, rank, size)
+    while missing := sorted(set(range(size)) - _peers(store, size).keys()):
+        if failure := _failure(store, rank, size):
+            raise RankError(failure)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank {', '.join(map(str, missing))} did not come in time")
+        time.sleep(POLL_SECONDS / 4)
+
+
+def _join(store: "dist.Store", rank: int, size: int) -> None:
+    own = json.dumps([_machine(), os.getpid(), psutil.Process().create_time()])
+    for key, value, text in (
+        ("size", str(size), "WORLD_SIZE differs between ranks"),
+        (f"process/{rank}", own, f"two processes have RANK = {rank}"),
+    ):
+        if store.compare_set(key, "", value).decode() != value:
+            _tell(store, f"failed/{rank}", f"failed: {text}")
+            raise ValueError(text)
+
+
+def _peers(store: "dist.Store", size: int) -> dict[int, Peer]:
+    """The processes that have joined the store, by rank."""
+    keys = {other: f"process/{other}" for other in range(size)}
+    return {other: Peer(*json.loads(store.get(key))) for other, key in keys.items() if store.check([key])}
 
 
 def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
@@ -194,6 +288,8 @@ def _place() -> tuple[int, int]:
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise RankError(f"RANK = {rank} and WORLD_SIZE = {size}: a rank from 0 to WORLD_SIZE - 1 is needed")
+    if not (port := os.environ["MASTER_PORT"]).isdecimal() or not 0 < int(port) < 2**16:
+        raise RankError(f"MASTER_PORT = {port}: a port from 1 to 65535 is needed")
     return int(rank), int(size)
 
 
@@ -202,7 +298,8 @@ def _explained(error: Exception, store: "dist.Store", rank: int, size: int) -> E
     if isinstance(error, RankError):  # all ranks raise it, or it names the rank that failed
         return error
     if not _is_broken_collective(error):
-        _tell(store, f"failed/{rank}", f"{type(error).__name__}: {_first_line(error)} (on {socket.gethostname()})")
+        text = f"failed: {type(error).__name__}: {_first_line(error)} (on {socket.gethostname()})"
+        _tell(store, f"failed/{rank}", text)
         return error
     _tell(store, f"met/{rank}", "a closed connection")
     deadline = time.monotonic() + REASON_TIMEOUT
@@ -216,35 +313,62 @@ def _explained(error: Exception, store: "dist.Store", rank: int, size: int) -> E
     except RankError as no_store:
         return no_store
     who = f"rank {', '.join(map(str, silent))}" if silent else "another rank"
-    return RankError(
-        f"rank {rank} stops, since {who} ended without a reason (killed? out of memory?) or did not answer in time: "
-        f"{_first_line(error)}"
-    )
+    return RankError(f"rank {rank} stops, since {who} {ENDED} or did not answer in time: {_first_line(error)}")
 
 
 def _failure(store: "dist.Store", rank: int, size: int) -> str | None:
-    """Which other rank failed, and why; None if none has."""
-    for other in range(size):
-        if other != rank and _has(store, f"failed/{other}", rank):
-            reason = store.get(f"failed/{other}").decode()
-            return f"rank {rank} stops, since rank {other} failed: {reason}"
+    """Which other rank failed or was killed, and why; None if none has. A killed one is noted for the other ranks."""
+    try:
+        for other, peer in _peers(store, size).items():
+            # Ranks that meet a failure end, too, after a note.
+            if peer.has_ended() and not any(store.check([f"{note}/{other}"]) for note in ("failed", "met", "left")):
+                store.set(f"failed/{other}", ENDED)
+        for other in range(size):
+            if other != rank and store.check([f"failed/{other}"]):
+                return f"rank {rank} stops, since rank {other} {store.get(f'failed/{other}').decode()}"
+    except RuntimeError:
+        raise _without_store(rank) from None
     return None
 
 
 def _has(store: "dist.Store", key: str, rank: int) -> bool:
     try:
         return store.check([key])
-    except RuntimeError:  # torchrun holds the store; without torchrun rank 0 does
-        text = f"rank {rank} stops, since rank 0 ended without a reason (killed? out of memory?)"
-        raise RankError(text) from None
+    except RuntimeError:
+        raise _without_store(rank) from None
 
 
-def _keep_store(store: "dist.Store", size: int) -> None:
-    """Rank 0 may hold the store: the others read its reason before it ends."""
-    deadline = time.monotonic() + REASON_TIMEOUT
-    left = [f"left/{other}" for other in range(1, size)]
-    while time.monotonic() < deadline and left and not store.check(left):
-        time.sleep(0.05)
+def _without_store(rank: int) -> RankError:
+    """torchrun holds the store; without torchrun rank 0 does."""
+    return RankError(f"rank {rank} stops, since rank 0 {ENDED}")
+
+
+def _watch(store: "dist.Store", rank: int, size: int, left: threading.Event) -> None:
+    """End this process if it does not leave the group after another rank failed. Returns when rank 0 has left."""
+    while not left.wait(1.0):
+        try:
+            is_over = _has(store, "left/0", rank)  # read before the failure, which is written before it
+            failure = _failure(store, rank, size)
+        except RankError as no_store:
+            is_over, failure = False, str(no_store)
+        if failure and not left.wait(GRACE):
+            _tell(store, f"left/{rank}", "")
+            print(f"error: {failure}", file=sys.stderr, flush=True)
+            os._exit(1)
+        if is_over:
+            return
+
+
+def _leave(store: "dist.Store", rank: int, size: int) -> None:
+    """Rank 0 may hold the store: the other ranks read the reason before it ends."""
+    _tell(store, f"left/{rank}", "")
+    deadline = time.monotonic() + STORE_TIMEOUT
+    with suppress(RuntimeError):  # torchrun, which holds the store, has ended
+        while rank == 0 and time.monotonic() < deadline:
+            others = (other for other, peer in _peers(store, size).items() if other and not peer.has_ended())
+            if all(store.check([f"left/{other}"]) for other in others):
+                return
+            time.sleep(POLL_SECONDS / 2)
 
 
 def _is_broken_collective(error: Exception) -> bool:

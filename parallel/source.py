@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ class GraphSource:
         num_nodes: N, rows and columns.
         edges: yields (row, column) of the edges in chunks of [E'] integers, in any order, repeated edges allowed; the
             same at every call.
-        fingerprint: equal for equal graphs and data; a partition of another graph is refused.
+        fingerprint: equal for equal graphs; a partition of another graph is refused.
         node_data: arrays of N rows, which may be memory-mapped: features, labels.
         row_ids: [n] integer ids of rows by name: train, valid and test.
         about: description of the graph for the ranks; JSON.
@@ -75,3 +76,16 @@ def source_from_edges(
             yield np.asarray(row[chunk]), np.asarray(col[chunk])
 
     return GraphSource(num_nodes, edges, fingerprint, **data)
+
+
+def hash_of_data(source: GraphSource) -> str:
+    """A hash of node data and row ids. A mapped array is not read: the size and the time of its file stand for it."""
+    digest = hashlib.sha256()
+    for name, array in (*sorted(source.node_data.items()), *sorted(source.row_ids.items())):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        if file := getattr(array, "filename", None):
+            file = Path(file).stat()
+            digest.update(f"{file.st_size} {file.st_mtime_ns}".encode())
+        else:
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return digest.hexdigest()[:16]

@@ -56,13 +56,18 @@ def plan_graph(
     Raises:
         ValueError: the graph is malformed or exceeds a limit of the kernels; the text names it.
     """
-    row_ids = None
+    on_cpu, row_ids = _is_on_cpu(graph), None
+    if on_cpu and _captures(device):
+        raise ValueError(
+            f"graph: on the CPU while a CUDA graph is captured, and its plan waits for the GPU; move its arrays to "
+            f"{device}, or plan before the capture"
+        )
     if perm is not None and len(perm):
         perm = perm.to(device)
         row_ids = perm.new_full((windows_of(len(perm)) * TILE[0],), len(perm))  # num_rows pads the last window
         row_ids[: len(perm)] = perm
     made = queue_plan(graph, device, inputs, forward, row_ids, calls)
-    return made.checked() if _is_on_cpu(graph) else made.unchecked(follows=not _captures(device))
+    return made.checked() if on_cpu else made.unchecked(follows=not _captures(device))
 
 
 def queue_plan(

@@ -76,8 +76,10 @@ class BSB:
 
         Raises:
             ValueError: a shape, an offset or a column is wrong; the text names it.
-            TypeError: the arrays are not integers.
+            TypeError: the arrays, or the sizes of the tile, are not integers.
         """
+        if not isinstance(tile, tuple) or [type(size) for size in tile] != [int, int]:
+            raise TypeError(f"tile: got {tile!r}; two integers (r, c) are needed")
         r, c = tile
         if not (1 <= r <= 256 and 8 <= c <= 256 and c % 8 == 0):
             raise ValueError(f"tile: got {tile}; r from 1 to 256 and c a multiple of 8 up to 256 are allowed")

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import check_dense
 from .bsb import BSB
 from .csr import MAX_DIM, SPARSE_LAYOUTS, CSRPattern, csr_pattern
 from .edge_list import EdgeList, edges_from_torch
@@ -24,7 +25,10 @@ def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> G
         TypeError, ValueError: `graph` is no graph, or `shape` is missing, malformed or not the graph's.
     """
     if shape is not None:
-        shape = _checked_shape(shape)
+        shape = checked_shape(shape)
+    for array in graph if isinstance(graph, tuple) else (graph.indices if isinstance(graph, KeyLists) else graph,):
+        if isinstance(array, torch.Tensor) and array.is_meta:
+            raise ValueError("graph: on the device meta, without values; a plan reads its ids")
     if isinstance(graph, tuple):
         return _from_arrays(graph, shape)
     if isinstance(graph, torch.Tensor) and graph.layout == torch.strided:
@@ -56,6 +60,7 @@ def _is_coo_or_csc(graph: Any) -> bool:
 
 
 def _from_edge_index(edge_index: torch.Tensor, shape: tuple[int, int] | None) -> EdgeList:
+    check_dense("graph", edge_index)
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"graph: got a dense {edge_index.dtype} tensor of shape {tuple(edge_index.shape)}; an edge_index is [2, E] "
@@ -99,7 +104,8 @@ def _require_shape(form: str, shape: tuple[int, int] | None) -> None:
         )
 
 
-def _checked_shape(shape: Any) -> tuple[int, int]:
+def checked_shape(shape: Any) -> tuple[int, int]:
+    """(num_rows, num_cols); a ValueError unless it is two integers from 0 to MAX_DIM."""
     if isinstance(shape, (tuple, list)) and len(shape) == 2:
         num_rows, num_cols = shape
         if all(type(size) is int and 0 <= size <= MAX_DIM for size in (num_rows, num_cols)):

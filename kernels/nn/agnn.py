@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import AttentionPlan
+from ..arguments import check_dense
 from ..autocast import input_type
 from .base import Layer
 from .planned_edges import plan_edge_index, require_gradients
@@ -56,6 +57,7 @@ class AGNNConv(Layer):
         Raises:
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
+        check_dense("x", x)
         unit = F.normalize(x, dim=1, eps=max(1e-12, torch.finfo(x.dtype).tiny))  # PyG's 1e-12 is 0 in float16
         query, key, value = (each[:, None] for each in ((self.beta * unit).to(x.dtype), unit, x))
         return self._attend(query, key, value, edge_index)[:, 0]

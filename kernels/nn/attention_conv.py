@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from .. import AttentionPlan, EdgeData, SlowerBackendWarning
+from ..arguments import MOST_COLUMNS, check_dense, check_integer, check_rate
 from ..autocast import input_type
+from ..formats.csr import MAX_DIM
 from .base import Layer
+from .lazy_linear import check_columns
 from .planned_edges import plan_edge_index, require_gradients
 from .self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 
@@ -32,7 +35,7 @@ class AttentionConv(Layer):
         Raises:
             TypeError, ValueError: see `fused3s.nn.planned_edges.plan_edge_index`.
         """
-        sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        sources, targets = two_sizes("num_nodes", num_nodes)
         edges, _ = self.edges_and_features(edge_index, None, min(sources, targets))
         parameters = list(self.parameters())
         if backward is None:
@@ -56,6 +59,7 @@ class AttentionConv(Layer):
             return edge_index, None
         check_graph(edge_index)
         if features is not None:
+            check_dense("edge_attr", features)
             features = features[:, None] if features.dim() == 1 else features
             num_edges = edge_index.shape[1] if edge_index.layout == torch.strided else edge_index._nnz()
             if features.shape != (num_edges, self.edge_dim):
@@ -134,10 +138,49 @@ class AttentionConv(Layer):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
 
 
-def check_dropout(rate: float) -> None:
-    """Raise a ValueError unless this is a dropout rate."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout: got {rate}; a rate from 0 to below 1 is needed")
+def check_layer(
+    in_channels: int | tuple[int, int], out_channels: int, heads: int, dropout: float, edge_dim: int | None
+) -> tuple[int, int]:
+    """Columns of sources and of targets.
+
+    Raises:
+        TypeError, ValueError: an argument of a layer is wrong.
+    """
+    for name, size in (("out_channels", out_channels), ("heads", heads)):
+        check_integer(name, size, 1, MOST_COLUMNS)
+    if edge_dim is not None:
+        check_integer("edge_dim", edge_dim, 1, MAX_DIM)
+    check_rate("dropout", dropout)
+    return check_columns(in_channels)
+
+
+def ends_of(x: Tensor | tuple[Tensor, Tensor | None], needs_targets: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Features of sources and of targets.
+
+    Raises:
+        TypeError: x is neither a tensor of two dimensions nor two of them; without `needs_targets` the second may be
+            None.
+    """
+    if isinstance(x, Tensor) and x.dim() == 2:
+        return x, x
+    if isinstance(x, (tuple, list)) and len(x) == 2:
+        given = x if needs_targets or x[1] is not None else x[:1]
+        if all(isinstance(each, Tensor) and each.dim() == 2 for each in given):
+            return tuple(x)
+    got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    raise TypeError(f"x: got {got}; a tensor [N, F], or two, [sources, F] and [targets, F'], is needed")
+
+
+def two_sizes(name: str, sizes: int | tuple[int, int]) -> tuple[int, int]:
+    """Numbers of sources and of targets; one number is that of both.
+
+    Raises:
+        ValueError: these are no such numbers.
+    """
+    both = (sizes, sizes) if isinstance(sizes, int) else sizes
+    if not isinstance(both, (tuple, list)) or [type(each) for each in both] != [int, int] or min(both) < 0:
+        raise ValueError(f"{name}: got {sizes!r}; a number of nodes, or those of sources and of targets, is needed")
+    return tuple(both)
 
 
 def warn_of_slower_layer(reason: str) -> None:

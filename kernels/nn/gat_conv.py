@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from .. import AttentionPlan, EdgeData, ScoreTerm
 from ..backends import REGISTRY
 from ..edge_data import edge_permutation
-from .attention_conv import AttentionConv, check_dropout
+from .attention_conv import AttentionConv, check_layer, ends_of, two_sizes
 from .edge_scores import refuse_plan, weights_of_edges
 from .joint_gat import SCORE, SCORE_OF_EDGES, GATCall
 from .joint_parameters import joint_parameters
-from .lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
+from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
 from .one_node import run_as_node, takes_plan
 from .self_loops import check_fill_value, edge_list, is_sparse
 
@@ -66,8 +66,7 @@ class GATConv(AttentionConv):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        check_dropout(dropout)
-        sources, targets = check_columns(in_channels)
+        sources, targets = check_layer(in_channels, out_channels, heads, dropout, edge_dim)
         check_fill_value(fill_value)
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -129,10 +128,12 @@ class GATConv(AttentionConv):
         Returns:
             [N, H C], or [N, C] without concat; N counts targets.
         """
-        source, target = (x, x) if isinstance(x, Tensor) else x
+        source, target = ends_of(x, needs_targets=False)
         root = self.res(target) if self.res is not None and target is not None else None
         if isinstance(edge_index, AttentionPlan) or (size is None and is_sparse(edge_index)):
             size = edge_index.shape[1], edge_index.shape[0]
+        elif size is not None:
+            size = two_sizes("size", size)
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
         edges, features = self.edges_and_features(edge_index, edge_attr, min(shape if size is None else size))

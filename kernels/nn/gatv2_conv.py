@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
 from ..side_by_side import RowParts
-from .attention_conv import AttentionConv, check_dropout, warn_of_slower_layer
+from .attention_conv import AttentionConv, check_layer, ends_of, warn_of_slower_layer
 from .edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from .joint_gat import GATv2Call
 from .joint_parameters import JointModule, joint_parameters
-from .lazy_linear import LazyGlorotLinear, check_columns, glorot_, linear, reset_glorot
+from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
 from .one_node import run_as_node, takes_plan
 from .projections import Projections
 from .self_loops import check_fill_value, edge_list
@@ -67,7 +67,7 @@ class GATv2Conv(JointModule, AttentionConv):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        check_dropout(dropout)
+        sources, targets = check_layer(in_channels, out_channels, heads, dropout, edge_dim)
         check_fill_value(fill_value)
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -82,7 +82,6 @@ class GATv2Conv(JointModule, AttentionConv):
         self.residual = residual
         self.backend = backend
         self.cache = cache
-        sources, targets = check_columns(in_channels)
         width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
         self.lin_l = linear(sources, width, bias, lazy=LazyGlorotLinear)
         self.lin_r = self.lin_l if share_weights else linear(targets, width, bias, lazy=LazyGlorotLinear)
@@ -124,7 +123,7 @@ class GATv2Conv(JointModule, AttentionConv):
         """
         if edge_attr is not None and self.lin_edge is None:
             raise ValueError("edge_attr: got some, and the layer was made with edge_dim=None")
-        source, target = (x, x) if isinstance(x, Tensor) else x
+        source, target = ends_of(x)
         if self._is_lazy:
             self.materialise((self.res, target), (self.lin_l, source), (self.lin_r, target))
         edges, features = self.edges_and_features(edge_index, edge_attr, min(target.shape[0], source.shape[0]))

@@ -55,9 +55,11 @@ def check_columns(in_channels: int | tuple[int, int]) -> tuple[int, int]:
     """Columns of sources and of targets.
 
     Raises:
-        ValueError: a size is neither positive nor -1.
+        TypeError, ValueError: they are no two sizes, or a size is neither positive nor -1.
     """
-    sources, targets = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
-    if any(columns < 1 and columns != -1 for columns in (sources, targets)):
+    both = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+    if not isinstance(both, (tuple, list)) or [type(columns) for columns in both] != [int, int]:
+        raise TypeError(f"in_channels: got {in_channels!r}; an integer, or those of sources and of targets, is needed")
+    if any(columns < 1 and columns != -1 for columns in both):
         raise ValueError(f"in_channels: got {in_channels}; sizes of at least 1 are needed, or -1: the first call tells")
-    return sources, targets
+    return tuple(both)

@@ -6,11 +6,12 @@ from torch import Tensor
 from .. import AttentionPlan, BoundEdges, EdgeData, plan_attention
 from ..backends import REGISTRY
 from ..edge_data import MAX_FEATURES, edge_permutation
+from ..runtime.launch import stream_handle
 from .self_loops import check_graph
 from .tensor_memo import TensorMemo
 
 _plans = TensorMemo()  # edge_index -> {shape and options: plan}, for all layers
-_bound = TensorMemo()  # edge features -> {their type in the call: BoundEdges of the latest plan}
+_bound = TensorMemo()  # edge features -> {their type in the call: BoundEdges of the latest plan, and its stream}
 
 
 def plan_edge_index(
@@ -71,9 +72,13 @@ def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, 
     """
     kept = cache and not (features.requires_grad or torch.compiler.is_compiling())
     results = _bound.results(features) if kept else {}
-    bound = results.get(dtype)
+    bound, made_on = results.get(dtype, (None, 0))
+    stream = stream_handle(features.get_device()) if kept and features.is_cuda else 0
     if bound is None or bound.order is not plan.edge_order:
-        bound = results[dtype] = _bind(plan, features.to(dtype))
+        bound = _bind(plan, features.to(dtype))
+        results[dtype] = bound, stream
+    elif stream != made_on:  # the cache may drop what this stream still reads
+        bound.padded_features.record_stream(torch.cuda.current_stream(features.device))
     return bound
 
 

@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import AttentionPlan, plan_attention, split_qkv
+from ..arguments import MOST_COLUMNS, check_integer
 from ..autocast import input_type
 from ..dgl import import_dgl
+from ..formats.csr import MAX_DIM
 from .planned_edges import require_gradients
 
 
@@ -36,6 +38,8 @@ class SparseMHA(nn.Module):
 
     def __init__(self, hidden_size: int = 80, num_heads: int = 8, *, backend: str = "auto") -> None:
         super().__init__()
+        check_integer("hidden_size", hidden_size, 1, MAX_DIM)
+        check_integer("num_heads", num_heads, 1, MOST_COLUMNS)
         if hidden_size % num_heads:
             raise ValueError(f"hidden_size: got {hidden_size} with num_heads = {num_heads}; a multiple is needed")
         self.hidden_size = hidden_size
@@ -58,11 +62,18 @@ class SparseMHA(nn.Module):
 
         Raises:
             TypeError: `graph` is neither.
+            ValueError: a value of the matrix is not 1. The example multiplies them to the scores; the check waits for a
+                GPU.
         """
         if isinstance(graph, import_dgl().DGLGraph):
             (col, row), shape = graph.edges(), (graph.num_dst_nodes(), graph.num_src_nodes())
         elif type(graph).__name__ == "SparseMatrix":
             (row, col), shape = graph.coo(), tuple(graph.shape)
+            if bool((graph.val != 1).any()):
+                raise ValueError(
+                    "graph: its matrix has values other than 1, which the example multiplies to the scores; plan its "
+                    "edges with plan_attention(..., edge_data=True), and give the values as EdgeData(multiplier=...)"
+                )
         else:
             raise TypeError(
                 f"graph: got {type(graph).__name__}; allowed are an AttentionPlan, a dgl.sparse.SparseMatrix and a "

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from .. import AttentionPlan, BoundEdges
+from ..arguments import check_dense
 from ..autocast import input_type
 from ..edge_data import MAX_FEATURES
 from ..side_by_side import RowParts
-from .attention_conv import check_dropout, warn_of_slower_layer
+from .attention_conv import check_layer, ends_of, two_sizes, warn_of_slower_layer
 from .edge_attention import attend_edges
 from .edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from .joint_layer import LayerCall, takes_edges
 from .joint_parameters import JointModule, joint_parameters
-from .lazy_linear import check_columns, linear
+from .lazy_linear import linear
 from .one_node import run_as_node, takes_plan
 from .planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 from .projections import Projections
@@ -70,10 +71,7 @@ class TransformerConv(JointModule):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        check_dropout(dropout)
-        sources, targets = check_columns(in_channels)
-        if edge_dim is not None and edge_dim < 1:
-            raise ValueError(f"edge_dim: got {edge_dim}; None, or at least one column, is needed")
+        sources, targets = check_layer(in_channels, out_channels, heads, dropout, edge_dim)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.heads = heads
@@ -116,7 +114,7 @@ class TransformerConv(JointModule):
         Raises:
             TypeError, ValueError: see `fused3s.nn.planned_edges.plan_edge_index`.
         """
-        sources, targets = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        sources, targets = two_sizes("num_nodes", num_nodes)
         weight = self.lin_query.weight
         if backward is None:
             backward = torch.is_grad_enabled() and weight.requires_grad
@@ -175,7 +173,7 @@ class TransformerConv(JointModule):
             TypeError, ValueError: an argument is wrong.
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
-        source, target = (x, x) if isinstance(x, Tensor) else x
+        source, target = ends_of(x)
         if self._is_lazy:
             of_sources = ((layer, source) for layer in (self.lin_key, self.lin_value))
             self.materialise((self.lin_query, target), *of_sources, (self.lin_skip, target))
@@ -323,7 +321,10 @@ class TransformerConv(JointModule):
         if (edge_attr is None) != (self.lin_edge is None):
             got = "none" if edge_attr is None else "some"
             raise ValueError(f"edge_attr: got {got}, and the layer was made with edge_dim={self.edge_dim}")
-        if isinstance(edge_attr, Tensor) and (edge_attr.dim() != 2 or edge_attr.shape[1] != self.edge_dim):
+        if edge_attr is None or isinstance(edge_attr, BoundEdges):
+            return
+        check_dense("edge_attr", edge_attr)
+        if edge_attr.dim() != 2 or edge_attr.shape[1] != self.edge_dim:
             raise ValueError(f"edge_attr: got shape {tuple(edge_attr.shape)}; [E, {self.edge_dim}] is needed")
 
     def __repr__(self) -> str:

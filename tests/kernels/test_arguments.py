@@ -2,18 +2,38 @@
 
 import math
 
+import numpy as np
 import pytest
 import scipy.sparse
 import torch
 
 import baselines  # noqa: F401  registers the backends that are named here
-from fused3s import BackendUnavailableError, Dropout, EdgeData, plan_attention, sparse_attention
+from fused3s import (
+    BackendUnavailableError,
+    Dropout,
+    EdgeData,
+    PlanRoom,
+    ScoreTerm,
+    capture_step,
+    copy_padded_,
+    list_backends,
+    plan_attention,
+    plan_many,
+    sparse_attention,
+    split_qkv,
+)
+from fused3s.nn import AGNNConv, GATConv, GATv2Conv, SparseMHA, TransformerConv
 
+NESTED = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)])
 GRAPH = scipy.sparse.random(20, 20, 0.2, format="csr", random_state=0)
 
 
 def rows(dtype=torch.float32):
     return torch.ones(20, 2, 8).to(dtype)
+
+
+def row_term(value) -> EdgeData:
+    return EdgeData(score=ScoreTerm("s + a", row={"a": value}))
 
 
 def seeded(seed) -> dict:
@@ -41,7 +61,16 @@ def seeded(seed) -> dict:
         ({"edge_data": 1}, TypeError, "edge_data: got 1; True and False"),
         ({"backward": "yes"}, TypeError, "backward: got 'yes'; True and False"),
         ({"backend": "fused"}, ValueError, "backend: got 'fused'; allowed are 'auto', 'fused3s', 'csr_unfused'"),
+        ({"backend": []}, ValueError, r"backend: got \[\]; allowed are"),
+        ({"device": "meta"}, ValueError, "device: got 'meta'; allowed are 'cpu', 'cuda'"),
         ({"graph": None}, TypeError, "graph: got builtins.NoneType; allowed are"),
+        (
+            {"graph": scipy.sparse.coo_array(np.ones((2, 2, 2))), "edge_data": True},
+            TypeError,
+            r"graph: got .* shape \(2, 2, 2\); one of two dimensions is needed",
+        ),
+        ({"graph": NESTED, "shape": (2, 2)}, ValueError, "graph: got a nested tensor; dense tensors are needed"),
+        ({"graph": torch.ones(2, 3, device="meta").int(), "shape": (2, 2)}, ValueError, "graph: on the device meta"),
     ],
 )
 def test_plans(arguments, error, message):
@@ -63,12 +92,27 @@ def test_plans(arguments, error, message):
         ({"q": rows().to("meta")}, ValueError, "q: on meta, but the graph was planned for cpu"),
         ({"q": rows().half()}, ValueError, "k: got torch.float32, but q is torch.float16"),
         ({"k": rows().to_sparse()}, ValueError, "k: got layout torch.sparse_coo; dense tensors"),
+        ({"q": NESTED}, ValueError, "q: got a nested tensor; dense tensors are needed"),
         (dict.fromkeys("qkv", rows(torch.int32)), ValueError, "q: got torch.int32; allowed are torch.float16"),
         ({"scale": math.nan}, ValueError, "scale: got nan; a finite number"),
-        ({"scale": "a"}, TypeError, "scale: got 'a'; a number is needed"),
+        *[
+            ({"scale": each}, TypeError, "scale: got .*; a number is needed")
+            for each in ("5", True, [1], torch.ones(2))
+        ],
+        ({"scale": 10**400}, ValueError, "scale: got inf; a finite number"),
+        ({"scale": torch.ones((), requires_grad=True)}, ValueError, r"scale: got .* a gradient, .* detach\(\) it"),
         ({"out_dtype": torch.int32}, ValueError, "out_dtype: got torch.int32; allowed are"),
         ({"return_lse": 1}, TypeError, "return_lse: got 1; True and False"),
         ({"edges": EdgeData(clamp=math.nan)}, ValueError, "clamp: got nan"),
+        ({"edges": EdgeData(clamp="5")}, TypeError, "clamp: got '5'; a number"),
+        ({"edges": EdgeData(bias=torch.ones(80).to_sparse())}, ValueError, "bias: got layout torch.sparse_coo; dense"),
+        ({"edges": EdgeData(bias=torch.ones(80, 0))}, ValueError, r"bias: got shape \(80, 0\); \[E\] or \[E, H\]"),
+        ({"edges": EdgeData(bias=torch.ones(80).to(torch.float8_e4m3fn))}, ValueError, "bias: got torch.float8_e4m3fn"),
+        ({"edges": EdgeData(types=torch.ones(80).int().to_sparse())}, ValueError, "types: got layout torch.sparse_coo"),
+        ({"edges": row_term(NESTED)}, ValueError, "a: got a nested tensor"),
+        ({"edges": row_term([1.0])}, TypeError, "a: got list; a torch.Tensor"),
+        ({"dropout": "0.5"}, TypeError, "dropout: got '0.5'; a number"),
+        ({"dropout": torch.ones(2)}, TypeError, "dropout: got .*; a number"),
         ({"dropout": 1.0}, ValueError, "dropout: got 1.0; a rate between 0 and 1 is needed"),
         ({"dropout": math.nan}, ValueError, "dropout: got nan"),
         (seeded(1 << 63), ValueError, "dropout.seed: got 9223372036854775808; an integer of 64 bits"),
@@ -87,8 +131,74 @@ def test_calls(arguments, error, message):
         plan(**(dict.fromkeys("qkv", rows()) | arguments))
 
 
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"heads": 0}, ValueError, "heads: got 0; 1 to 65,535"),
+        ({"out_channels": 1.5}, TypeError, "out_channels: got 1.5; an integer"),
+        ({"in_channels": "5"}, TypeError, "in_channels: got '5'; an integer"),
+        ({"in_channels": (5, 5, 5)}, TypeError, r"in_channels: got \(5, 5, 5\); an integer, or those"),
+        ({"edge_dim": 0}, ValueError, "edge_dim: got 0"),
+        ({"dropout": 1.0}, ValueError, "dropout: got 1.0; a rate from 0 to below 1"),
+        ({"dropout": "x"}, TypeError, "dropout: got 'x'; a rate"),
+    ],
+)
+def test_layers(layer, arguments, error, message):
+    with pytest.raises(error, match=message):
+        layer(**({"in_channels": 5, "out_channels": 4} | arguments))
+
+
+@pytest.mark.parametrize("layer", [GATConv, GATv2Conv, TransformerConv])
+def test_calls_of_layers(layer):
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    rows = torch.ones(2, 5)
+    for x in (None, np.ones((2, 5)), (rows,), (rows, "a"), (None, rows), rows[0], rows[None]):
+        with pytest.raises(TypeError, match=r"x: got .*; a tensor \[N, F\], or two"):
+            layer(5, 4)(x, ids)
+    for size in ("8", (2, 2, 2), -1, (2.0, 2)):
+        with pytest.raises(ValueError, match=r"num_nodes: got .*; a number of nodes, or"):
+            layer(5, 4).plan(ids, size)
+    with pytest.raises(TypeError, match=r"edge_attr: got str; a torch\.Tensor"):
+        layer(5, 4, edge_dim=2)(torch.ones(2, 5), ids, "a")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: AGNNConv()(None, None), TypeError, "x: got NoneType; a torch.Tensor"),
+        (lambda: SparseMHA(8, 0), ValueError, "num_heads: got 0"),
+        (lambda: SparseMHA("8", 2), TypeError, "hidden_size: got '8'"),
+        (lambda: Dropout("x"), TypeError, "dropout: got 'x'; a number"),
+        (lambda: ScoreTerm("s + a", row=[1]), TypeError, "row: got list; a dict of tensors"),
+        (lambda: ScoreTerm("s + a", col={5: rows()}), TypeError, "col: got the name 5; a text"),
+        (lambda: ScoreTerm("s * a", a="5"), TypeError, "a: got '5'; a number"),
+        (lambda: ScoreTerm("s + 1 / 0"), ValueError, r"expression: 's \+ 1 / 0' is not finite"),
+        (lambda: ScoreTerm("exp(" * 200 + "s" + ")" * 200), ValueError, "expression: 1001 characters are nested too"),
+        (lambda: ScoreTerm("+".join("s" * 5000)), ValueError, "expression: 9999 characters are nested too deeply"),
+        (lambda: split_qkv(rows()[:, 0], 0), ValueError, "num_heads: got 0"),
+        (lambda: split_qkv([1], 1), TypeError, "qkv: got list"),
+        (lambda: plan_many([GRAPH]), TypeError, r"graphs: a sequence of \(graph, shape\) is needed"),
+        (lambda: capture_step(int, torch.nn.ReLU()), RuntimeError, "a CUDA graph needs .* this one has no parameters"),
+        (lambda: copy_padded_(torch.ones(3), [1]), TypeError, "rows: got list; a torch.Tensor"),
+        (
+            lambda: copy_padded_(torch.tensor(1.0), rows()),
+            ValueError,
+            r"rows: got shape .* the target has room for \(\)",
+        ),
+        (lambda: PlanRoom("ab", 5, dtype=torch.half, head_dim=8, device="cpu"), ValueError, "shape: got 'ab'"),
+        (lambda: list_backends("x"), ValueError, "device: got 'x'; allowed are 'cpu'"),
+    ],
+)
+def test_other_calls(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
 def test_a_single_call_checks_as_a_plan_does():
     with pytest.raises(ValueError, match=r"q: got shape \(19, 2, 8\), but the graph has 20 rows"):
         sparse_attention(rows()[:19], rows(), rows(), GRAPH)
+    with pytest.raises(ValueError, match="q: got a nested tensor"):
+        sparse_attention(NESTED, rows(), rows(), GRAPH)
     with pytest.raises(TypeError, match=r"graph: got builtins\.list"):
         sparse_attention(rows(), rows(), rows(), [1, 2])

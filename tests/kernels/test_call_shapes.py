@@ -225,9 +225,16 @@ def test_the_backward_pass_without_autograd(sizes):
     for left, right, leaf in zip(found, expected, leaves, strict=True):
         assert left.shape == leaf.shape
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)  # the log-sum-exp is float32
-    if sizes != (2, 2, 5, 5, 0):
-        with pytest.raises(ValueError, match=r"wanted: got bias; .* key, query, value are allowed"):
-            plan.backward(gradient, *given, output.detach(), lse, wanted=("query", "bias"))
+    for wrong in ("bias", "edge_values"):
+        with pytest.raises(ValueError, match=rf"wanted: got {wrong}; key, query, value are allowed; with"):
+            plan.backward(gradient, *given, output.detach(), lse, wanted=("query", wrong))
+    results = {"grad_output": gradient, "output": output.detach(), "lse": lse}
+    for name, tensor in results.items():
+        for wrong in (tensor[..., :-1], tensor.long(), tensor.to("meta")):
+            with pytest.raises(ValueError, match=rf"{name}: got shape .* is needed"):
+                plan.backward(**dict(zip("qkv", given, strict=True)) | results | {name: wrong})
+    with pytest.raises(ValueError, match=r"q: got shape .* but the graph has"):
+        plan.backward(gradient, given[0][..., 1:, :, :], *given[1:], output.detach(), lse)
 
 
 @pytest.mark.parametrize("backend", ["formula", "scatter"])

@@ -148,6 +148,16 @@ def test_features_of_wider_rows_are_padded_with_zeros():
     assert torch.equal(plan(*tensors, edges=bound), plan(*tensors, edges=data))
 
 
+@pytest.mark.parametrize("name", ["padded_features", "types", "edge_values", "column_values"])
+def test_bound_edges_of_another_length_are_named(name):
+    graph, tensors, data = whole_case()
+    plan = planned("reference", graph)
+    term = ScoreTerm("s + a", col={"a": torch.zeros(graph.shape[1])})
+    bound = plan.bind_edges(replace(data, score=term))
+    with pytest.raises(ValueError, match=rf"{name}: got 5 entries, but \d+ are needed; weights alone may be replaced"):
+        plan(*tensors, edges=replace(bound, **{name: getattr(bound, name)[:5]}))
+
+
 def test_a_plan_keeps_its_edge_order_where_it_goes():
     graph, tensors, data = whole_case()
     plan = planned("reference", graph)

@@ -113,6 +113,20 @@ def test_a_settled_plan_holds_no_more_memory_than_it_needs(on_gpu):
     assert torch.equal(plan(query, key, value), expected)
 
 
+def test_a_plan_that_would_wait_leaves_the_capture_as_it_is():
+    graph = edge_list(40, 40, 100)
+    edges, x = graph.edge_index.cuda(), torch.zeros(5, device="cuda")
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        with pytest.raises(ValueError, match="graph: on the CPU while a CUDA graph is captured"):
+            plan_attention(graph.edge_index, shape=graph.shape, device="cuda", backend="fused3s")
+        with pytest.raises(ValueError, match="check: got True while a CUDA graph is captured"):
+            plan_attention(edges, shape=graph.shape, check=True)
+        x += 1
+    captured.replay()
+    assert x.tolist() == [1] * 5
+
+
 def test_a_capture_follows_eager_calls_that_did_not_wait():
     """The GPU has finished the plan by the time of the capture, but no call has noticed."""
     graph = edge_list(20_000, 20_000, 400_000)

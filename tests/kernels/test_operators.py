@@ -9,6 +9,8 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, edge_inputs, map_tensors, qkv
 from formula_backend import FormulaBackend
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from baselines import REGISTRY
 from fused3s import AttentionPlan, Dropout, plan_attention
@@ -149,6 +151,17 @@ def test_a_compiled_call_has_the_gradients_of_an_eager_one(backend):
         output = function(*case.tensors)
         same(output, doubled(*case.tensors))
     assert not output.requires_grad
+
+
+@pytest.mark.parametrize("backend", OPAQUE)
+def test_a_call_is_traced_without_being_run(backend):
+    """FakeTensors have no memory; a graph of make_fx computes, and holds no result of the call that it is made of."""
+    case = Case(backend)
+    tensors, others = ([torch.randn_like(each) for each in case.tensors] for _ in range(2))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        output = case.plan(*map(mode.from_tensor, tensors))
+    assert (output.shape, output.dtype, output.device) == (tensors[0].shape, tensors[0].dtype, case.plan.device)
+    same(make_fx(case.plan)(*tensors)(*others), case.plan(*others))
 
 
 @pytest.mark.parametrize("backend", OPAQUE)

@@ -1,7 +1,10 @@
 """Partitions on disk against the matrix that they were made of."""
 
 import json
+import os
+import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import scipy.sparse as sp
 
 from parallel import GraphSource, PartitionError, load_part, load_partition, partition_graph, source_from_csr
 from parallel import source as source_module
+from parallel.part import hash_of_description, hash_of_file
 
 
 def _random(num_nodes: int, density: float) -> sp.csr_array:
@@ -106,8 +110,8 @@ def test_metis_gives_the_same_parts_on_every_run(tmp_path):
     assert files(tmp_path / "first") == files(tmp_path / "second")
 
 
-@pytest.mark.parametrize("steps", range(1, 11))
-def test_a_stopped_run_continues(tmp_path, steps):
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_a_stopped_run_continues_also_with_other_blocks(tmp_path, steps):
     source, whole, stopped = source_of(_random(70, 0.1)), tmp_path / "whole", tmp_path / "stopped"
     partition_graph(source, whole, 3, "contiguous", edges_per_block=10**6)
     said = []
@@ -117,14 +121,14 @@ def test_a_stopped_run_continues(tmp_path, steps):
         if len(said) == steps:
             raise KeyboardInterrupt
 
-    if steps <= 9:
+    if steps <= 10:
         with pytest.raises(KeyboardInterrupt):
             partition_graph(source, stopped, 3, "contiguous", edges_per_block=30, say=stop)
         with pytest.raises(PartitionError, match="no finished partition"):
             load_partition(stopped)
         with pytest.raises(PartitionError, match="num_parts = 3, and 2 is asked for"):
             partition_graph(source, stopped, 2, "contiguous")
-    partition_graph(source, stopped, 3, "contiguous", edges_per_block=30)
+    partition_graph(source, stopped, 3, "contiguous", edges_per_block=70)
     assert files(stopped) == files(whole)
 
 
@@ -132,9 +136,36 @@ def test_a_finished_partition_is_not_made_again(tmp_path):
     source = source_of(_random(40, 0.1))
     made = partition_graph(source, tmp_path, 2, "contiguous")
     before = files(tmp_path)
-    unread = GraphSource(source.num_nodes, lambda: pytest.fail("read again"), source.fingerprint)
+    unread = replace(source, edges=lambda: pytest.fail("read again"))
     assert partition_graph(unread, tmp_path, 2, "contiguous") == made
     assert files(tmp_path) == before
+
+
+def test_one_process_at_a_time_writes(tmp_path):
+    source = source_of(_random(40, 0.1))
+
+    def again(text: str) -> None:
+        with pytest.raises(OSError, match=f"process {os.getpid()} of .* writes there"):
+            partition_graph(source, tmp_path, 2, "contiguous")
+
+    partition_graph(source, tmp_path, 2, "contiguous", say=again)
+
+
+@pytest.mark.parametrize("largest", [200, 300, 700, 1500])  # bytes of a file; a part's features have 3 kB
+def test_a_full_disk_is_a_sentence_and_the_run_continues(tmp_path, largest):
+    matrix = _random(70, 0.1)
+    source = source_of(matrix)
+    source.node_data["feat"] = np.random.default_rng(0).random((70, 12))
+    partition_graph(source, tmp_path / "whole", 3, "contiguous")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot be written.*File too large"):
+            partition_graph(source, tmp_path / "full", 3, "contiguous")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    partition_graph(source, tmp_path / "full", 3, "contiguous")
+    assert files(tmp_path / "full") == files(tmp_path / "whole")
 
 
 @pytest.fixture
@@ -143,26 +174,12 @@ def parted(tmp_path):
     return tmp_path / "parts"
 
 
-def _without_halo(folder: Path) -> None:
-    content = json.loads((folder / "partition.json").read_text())
-    del content["halo"]
-    (folder / "partition.json").write_text(json.dumps(content))
-
-
-def _other_version(folder: Path) -> None:
-    content = json.loads((folder / "partition.json").read_text()) | {"version": 0}
-    (folder / "partition.json").write_text(json.dumps(content))
-
-
 DAMAGES = {
     "no finished partition": lambda folder: (folder / "partition.json").unlink(),
-    "cannot be read": lambda folder: (folder / "partition.json").write_text("{"),
-    "no partition of version": _other_version,
-    "lacks or adds a key": _without_halo,
+    "partition.json: cannot be read": lambda folder: (folder / "partition.json").write_text("[" * 10**5),
+    "no partition of version": lambda folder: (folder / "partition.json").write_text('{"version": 0}'),
     "indices.npy: missing": lambda folder: (folder / "part_0001" / "indices.npy").unlink(),
-    "indptr.npy: missing": lambda folder: shutil.rmtree(folder / "part_0001"),
-    "halo.npy: cannot be read": lambda folder: (folder / "part_0001" / "halo.npy").write_bytes(b"\x93NUMPY"),
-    "the files are of two partitions": lambda folder: np.save(folder / "part_0001" / "rows.npy", np.arange(3)),
+    "part_0001/.*: missing": lambda folder: shutil.rmtree(folder / "part_0001"),
 }
 
 
@@ -173,8 +190,79 @@ def test_missing_and_damaged_files_are_named(parted, message):
         load_part(parted, rank=1)
 
 
-def test_another_graph_method_or_number_of_ranks_is_refused(parted):
+def test_one_changed_byte_of_any_file_is_named(parted):
+    where = parted / "part_0001"
+    assert len(list(where.iterdir())) == 8
+    for file in where.iterdir():
+        content = file.read_bytes()
+        for place in (3, len(content) // 2, len(content) - 1):
+            file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            with pytest.raises(PartitionError, match=f"{file.name}: cannot be read .it was changed"):
+                load_part(parted, rank=1)
+        file.write_bytes(content)
+    load_part(parted, rank=1)
+
+
+def test_a_changed_description_is_refused(parted):
+    path = parted / "partition.json"
+    content = json.loads(path.read_text())
+    for key, value in content.items():
+        for other in (None, [value], {}):
+            path.write_text(json.dumps(content | {key: other}))
+            with pytest.raises(PartitionError, match=r"was changed since it was written|no partition of version"):
+                load_partition(parted)
+
+
+OUT_OF_RANGE = [
+    ("indices", -1, 10**6),
+    ("indices", 0, -1),
+    ("indptr", 1, 10**6),
+    ("indptr", 0, 1),
+    ("halo", 0, -1),
+    ("halo", -1, 10**6),
+    ("rows", 0, -5),
+    ("send_rows", 0, 10**6),
+    ("ids_train", 0, 10**6),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "value"), OUT_OF_RANGE)
+def test_numbers_out_of_range_are_refused_in_files_with_right_hashes(parted, name, place, value):
+    file, path = parted / "part_0001" / f"{name}.npy", parted / "partition.json"
+    array = np.load(file)
+    array[place] = value
+    np.save(file, array)
+    content = json.loads(path.read_text())
+    content["files"][1][file.name] = hash_of_file(file)
+    path.write_text(json.dumps(content | {"sha256": hash_of_description(content)}))
+    with pytest.raises(PartitionError, match=f"{name.removeprefix('ids_')} does not fit partition.json"):
+        load_part(parted, rank=1)
+
+
+def test_another_graph_method_data_or_number_of_ranks_is_refused(parted):
+    source = source_of(_random(70, 0.1))
     with pytest.raises(PartitionError, match="fingerprint"):
         partition_graph(source_of(_random(71, 0.1)), parted, 2, "contiguous")
     with pytest.raises(PartitionError, match="method = 'contiguous', and 'metis'"):
-        partition_graph(source_of(_random(70, 0.1)), parted, 2, "metis")
+        partition_graph(source, parted, 2, "metis")
+    other = replace(source, node_data={"feat": source.node_data["feat"] + 1})
+    with pytest.raises(PartitionError, match="data = "):
+        partition_graph(other, parted, 2, "contiguous")
+    with pytest.raises(KeyboardInterrupt):
+        partition_graph(source, parted.with_name("unfinished"), 2, "contiguous", say=_interrupt)
+    with pytest.raises(PartitionError, match="data = "):
+        partition_graph(other, parted.with_name("unfinished"), 2, "contiguous")
+    (parted / "partition.json").unlink()
+    with pytest.raises(PartitionError, match="part_0000: is of another partition"):
+        partition_graph(source, parted, 2, "contiguous")
+
+
+@pytest.mark.parametrize("ids", [[3, 70], [-1], [1.5]])
+def test_row_ids_that_are_no_nodes_are_refused(tmp_path, ids):
+    source = replace(source_of(_random(70, 0.1)), row_ids={"valid": np.array(ids)})
+    with pytest.raises(ValueError, match=r"row ids 'valid': got .*; integers from 0 to 69"):
+        partition_graph(source, tmp_path, 2, "contiguous")
+
+
+def _interrupt(text: str) -> None:
+    raise KeyboardInterrupt

@@ -12,22 +12,36 @@ from rank_pool import GPUS, run_alone
 
 from parallel import partition_graph, source_from_csr
 
-SECONDS = 20  # for the others to end, on a busy machine
+SECONDS = 15  # for the others to end, on a busy machine
 
 
 # Rank 0 holds the store through which the others learn the reason.
 @pytest.mark.parametrize(
     ("who", "how", "ends_with"),
-    [(0, "raises", "failed: ValueError: the features hold a NaN"), (1, "killed", "ended without a reason")],
+    [
+        (0, "raises", "failed: ValueError: the features hold a NaN"),
+        (0, "killed", "ended without a reason"),
+        (2, "killed", "ended without a reason"),
+        (1, "killed before a broadcast", "ended without a reason"),
+        (2, "killed at the meeting", "ended without a reason"),
+    ],
 )
 def test_a_rank_that_ends_early_ends_the_others_with_its_name_and_reason(who, how, ends_with):
     found = run_alone(parallel_jobs.end_early, 3, [how, who])
     own = found.pop(who)
-    assert own == -9 if how == "killed" else own[0] == "ValueError: the features hold a NaN"
+    assert own == -9 if "killed" in how else own[0] == "ValueError: the features hold a NaN"
     others = [rank for rank in range(3) if rank != who]
     for rank, (text, seconds) in zip(others, found, strict=True):
         assert f"rank {rank} stops, since rank {who} {ends_with}" in text
         assert seconds < SECONDS
+
+
+def test_ranks_that_do_not_notice_a_killed_one_are_ended_and_late_ones_are_not(tmp_path):
+    assert run_alone(parallel_jobs.end_late, 3, [True, tmp_path]) == [1, 1, -9]
+    for rank in (0, 1):
+        error = (tmp_path / f"{rank}.txt").read_text()
+        assert f"error: rank {rank} stops, since rank 2 ended without a reason" in error
+    assert run_alone(parallel_jobs.end_late, 3, [False, tmp_path]) == [f"{rank} left" for rank in range(3)]
 
 
 # Rank 1 ends while the others replay a CUDA graph that waits for it.
@@ -50,6 +64,14 @@ with ranks("cuda") as group:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU for each rank")
+def test_ranks_on_gpus_end_without_torchrun_when_one_is_killed():
+    found = run_alone(parallel_jobs.end_early, GPUS[-1], ["killed", 1, "cuda"], seconds=50)
+    assert found.pop(1) == -9
+    assert all(one == 1 or "since rank 1 ended without a reason" in one[0] for one in found), found  # 1: by the thread
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU for each rank")
 def test_torchrun_ends_the_others_when_a_rank_on_a_gpu_is_killed(tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(GPUS[-1])]
@@ -60,9 +82,17 @@ def test_torchrun_ends_the_others_when_a_rank_on_a_gpu_is_killed(tmp_path):
     assert "Signal 9 (SIGKILL) received" in done.stderr
 
 
-def test_ranks_that_do_not_meet_say_so():
-    found = run_alone(parallel_jobs.meet, 2, [1])
-    assert all("of 3: the ranks did not meet at 127.0.0.1" in text for text in found), found
+@pytest.mark.parametrize(
+    ("seconds", "variables", "message"),
+    [
+        (1, [{"WORLD_SIZE": "3"}] * 2, "rank 2 did not come in time"),
+        (60, [{"WORLD_SIZE": "3"}, {}], "WORLD_SIZE differs between ranks"),
+        (60, [{"MASTER_PORT": "70000"}] * 2, "MASTER_PORT = 70000: a port from 1 to 65535 is needed"),
+    ],
+)
+def test_ranks_that_do_not_meet_say_so(seconds, variables, message):
+    found = run_alone(parallel_jobs.meet, 2, [seconds, variables])
+    assert all(message in text for text in found), found
 
 
 def test_what_must_agree_is_compared(pool):
@@ -72,8 +102,10 @@ def test_what_must_agree_is_compared(pool):
     assert set(texts) == {"the ranks must agree, and differ in weights: rank 0, 2: 12; rank 1: 99"}
 
 
-def test_a_partition_for_another_number_of_ranks_is_refused(pool, tmp_path):
-    matrix = sp.eye_array(40, format="csr")
-    partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path, 2, "contiguous")
-    texts = pool.run(parallel_jobs.load, 3, str(tmp_path))
+def test_a_partition_of_another_number_of_ranks_or_of_one_machine_is_refused(pool, tmp_path):
+    for name, matrix in {"one": sp.eye_array(40, format="csr"), "other": sp.csr_array((40, 40))}.items():
+        partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path / name, 2, "contiguous")
+    texts = pool.run(parallel_jobs.load, 3, [tmp_path / "one"] * 3)
     assert all("has 2 parts, and 3 ranks run; start 2 (torchrun --nproc-per-node 2)" in text for text in texts)
+    texts = pool.run(parallel_jobs.load, 2, [tmp_path / "one", tmp_path / "other"])
+    assert all("the ranks must agree, and differ in partition: rank 0: " in text for text in texts)

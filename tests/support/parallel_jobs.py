@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -357,26 +359,48 @@ def error_of_training(group: Group, settings: dict[str, Any], folder: str) -> st
     return ""
 
 
-def end_early(rank: int, how: str, who: int) -> tuple[str, float]:
-    """Rank `who` ends while the others wait for it; the error that this rank sees, and the seconds that it waited."""
+def end_early(rank: int, how: str, who: int, device: str = "cpu") -> tuple[str, float]:
+    """Rank `who` ends while the others wait for it, rank 1 a little later; the error of this rank and its seconds."""
     group_module.REASON_TIMEOUT = 0.5
     start = time.monotonic()
+    if how == "killed at the meeting":
+        os.environ["WORLD_SIZE"] = "4"  # one that does not come
+        if rank == who:
+            threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGKILL]).start()
     try:
-        with ranks("cpu", timeout=60) as group:
+        with ranks(device, timeout=60) as group:
             dist.barrier()
-            if rank == who and how == "killed":
+            if rank == who and how in ("killed", "killed before a broadcast"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if rank == who and how == "raises":
                 raise ValueError("the features hold a NaN")
-            sum_in_rank_order([torch.ones(3)], group)
+            if how == "killed before a broadcast":  # rank 0 alone meets the killed one
+                on_first_rank(group, lambda: None)
+            time.sleep(1.5 * (rank == 1))
+            tensor = torch.ones(3, device=group.device)
+            sum_in_rank_order([tensor], group)
+            tensor.cpu()  # waits for NCCL
     except (RankError, ValueError) as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - start
     return "", time.monotonic() - start
 
 
-def meet(rank: int, seconds: float) -> str:
+def end_late(rank: int, is_killed: bool, folder: Path) -> str:
+    """Rank 1 is the last to leave; or rank 2 is killed, and the others, as over NCCL, do not notice for a minute."""
+    group_module.WATCHED, group_module.GRACE = ("gloo",), 0.5
+    sys.stderr = (folder / f"{rank}.txt").open("w")
+    with ranks("cpu", timeout=60) as group:
+        dist.barrier()
+        if rank == 2 and is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if is_killed or rank == 1:
+            time.sleep(60 if is_killed else 2)
+    return f"{group.rank} left"
+
+
+def meet(rank: int, seconds: float, variables: list[dict[str, str]]) -> str:
     """The error of a rank whose group never becomes complete."""
-    os.environ["WORLD_SIZE"] = "3"
+    os.environ.update(variables[rank])
     group_module.MEETING_TIMEOUT = seconds
     try:
         with ranks("cpu"):
@@ -393,9 +417,9 @@ def agree(group: Group, values: list[dict[str, str]]) -> str:
     return ""
 
 
-def load(group: Group, folder: str) -> str:
+def load(group: Group, folders: list[Path]) -> str:
     try:
-        load_part(folder, group)
-    except PartitionError as error:
+        load_part(folders[group.rank], group)
+    except (PartitionError, RankError) as error:
         return str(error)
     return ""

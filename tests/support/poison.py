@@ -25,9 +25,9 @@ def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def poisoned(shape, *, dtype, device):
         if isinstance(shape, int):  # scratch memory; its guards keep the alignment of 16 bytes
             guard = 16 // dtype.itemsize
-            buffer = empty(shape + 2 * guard, dtype=dtype, device=device).fill_(poison(dtype))
+            buffer = empty(-(-shape // guard) * guard + 2 * guard, dtype=dtype, device=device).fill_(poison(dtype))
             buffers.append(buffer.view(-1, guard))
-            return buffer[guard:-guard]
+            return buffer[guard : guard + shape]
         buffer = empty((shape[0] + 2, *shape[1:]), dtype=dtype, device=device).fill_(poison(dtype))
         buffers.append(buffer)
         return buffer[1:-1]

@@ -230,9 +230,9 @@ def test_bad_csr_is_named(indptr, indices, num_cols, message):
         BSB.from_csr(np.array(indptr, dtype=np.int64), np.array(indices, dtype=np.int64), num_cols)
 
 
-@pytest.mark.parametrize("tile", [(0, 8), (16, 12), (512, 8)])
+@pytest.mark.parametrize("tile", [(0, 8), (16, 12), (512, 8), "8x8", (16, 8, 1), (16.0, 8), None])
 def test_bad_tile_is_named(tile):
-    with pytest.raises(ValueError, match="tile: got"):
+    with pytest.raises((ValueError, TypeError), match="tile: got"):
         BSB.from_csr([0], [], tile=tile)
 
 

@@ -59,8 +59,8 @@ def test_is_the_formula_of_the_example(hidden_size, num_heads, backend, name):
 class SparseMatrix:
     """The part of dgl.sparse.SparseMatrix that the layer reads; its library is missing for most PyTorch releases."""
 
-    def __init__(self, row, col, shape):
-        self.row, self.col, self.shape = row, col, shape
+    def __init__(self, row, col, shape, value=1.0):
+        self.row, self.col, self.shape, self.val = row, col, shape, torch.full(row.shape, value)
 
     def coo(self):
         return self.row, self.col
@@ -76,6 +76,12 @@ def test_a_sparse_matrix_has_queries_as_rows_and_a_dgl_graph_as_destinations():
     for door in (SparseMatrix(row, col, (65, 65)), import_dgl().graph((col, row), num_nodes=65)):
         torch.testing.assert_close(layer(door, h), expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(layer(layer.plan(door), h), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_values_of_a_sparse_matrix_are_not_left_out():
+    row = col = torch.arange(4)
+    with pytest.raises(ValueError, match=r"values other than 1, which .* EdgeData\(multiplier=\.\.\.\)"):
+        make_layer(6, 2)(SparseMatrix(row, col, (4, 4), 0.5), features(4, 6))
 
 
 def test_gradients_reach_every_parameter_through_a_differentiable_backend():

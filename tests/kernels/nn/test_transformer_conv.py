@@ -342,6 +342,24 @@ def test_gpu_float16_is_as_exact_as_pyg(name, edge_dim, out_channels, heads):
 
 
 @pytest.mark.gpu
+@torch.no_grad()
+def test_gpu_cached_edge_features_survive_use_on_another_stream():
+    conv = fused3s.nn.TransformerConv(64, 64, edge_dim=16, backend="fused3s").cuda().half()
+    ids, x = torch.randint(20_000, (2, 400_000), device="cuda"), torch.randn(20_000, 64, device="cuda").half()
+    features = torch.randn(400_000, 16, device="cuda").half()
+    expected = conv(x, ids, features)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(20_000_000)
+        output = conv(x, ids, features)
+    del features
+    for _ in range(20):
+        torch.full((400_000, 16), torch.nan, dtype=torch.float16, device="cuda")
+    torch.cuda.synchronize()
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.gpu
 def test_gpu_more_edge_features_than_kernels_take():
     problem = Problem("hub", edge_dim=37, dtype=torch.float32)
     theirs, ours = layers(7, 6, heads=2, edge_dim=37, backend="auto", dtype=torch.float32)
