@@ -45,7 +45,7 @@ class TrainingLog:
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # the package tensorboard
 
-        self._path = path = folder / LOG
+        self._folder, path = folder, folder / LOG
         rows = _rows(path, done) if done and path.is_file() else []
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -53,29 +53,31 @@ class TrainingLog:
         writer.writerows(map(asdict, rows))
         with replacing(path) as unfinished:
             unfinished.write_text(text.getvalue(), encoding="utf-8")
-        self._file = path.open("a", newline="", encoding="utf-8")
-        self._rows = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
-        self._board = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
+        with writing(folder):
+            self._file = path.open("a", newline="", encoding="utf-8")
+            self._rows = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
+            self._board = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
 
     def add(self, record: EpochRecord) -> None:
-        with writing(self._path):
+        with writing(self._folder):
             self._rows.writerow(asdict(record))
             self._file.flush()
-        for name in SCALARS:
-            self._board.add_scalar(name, getattr(record, name), record.epoch)
+            for name in SCALARS:
+                self._board.add_scalar(name, getattr(record, name), record.epoch)
 
     def add_test(self, metric: float, epoch: int) -> None:
         """The test metric of the kept weights, those of `epoch`, for TensorBoard."""
         self._board.add_scalar("test_metric", metric, epoch)
 
     def flush(self) -> None:
-        os.fsync(self._file.fileno())
-        self._board.flush()
+        with writing(self._folder):
+            os.fsync(self._file.fileno())
+            self._board.flush()
 
     def close(self) -> None:
-        with writing(self._path):
+        with writing(self._folder):
             self._file.close()
-        self._board.close()
+            self._board.close()
 
 
 def _rows(path: Path, done: int) -> list[EpochRecord]:
