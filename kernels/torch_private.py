@@ -30,6 +30,10 @@ def needed(owner: Any, name: str) -> Any:
         ) from None
 
 
+# In-place operations on lists of tensors, by few kernels.
+foreach_copy_, foreach_lerp_ = needed(torch, "_foreach_copy_"), needed(torch, "_foreach_lerp_")
+
+
 def _stream_handle(device_index: int) -> int:
     return torch.cuda.current_stream(device_index).cuda_stream
 

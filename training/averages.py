@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from fused3s.torch_private import foreach_copy_, foreach_lerp_
 from models import GraphModel
 
 
@@ -30,12 +31,12 @@ class Averages:
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
-        torch._foreach_lerp_(self._averaged, self._own, 1 - self.decay)
+        foreach_lerp_(self._averaged, self._own, 1 - self.decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the weights of the model are the averaged ones. A CUDA graph can capture it."""
         before = [tensor.clone() for tensor in self._own]
-        torch._foreach_copy_(self._own, self._averaged)
+        foreach_copy_(self._own, self._averaged)
         yield
-        torch._foreach_copy_(self._own, before)
+        foreach_copy_(self._own, before)

@@ -62,10 +62,12 @@ class ParamsLayout:
 
         Raises:
             TypeError: a name is unknown, or `scalars` has the wrong size.
+            ValueError: the memory of a tensor was freed.
         """
         names = tuple(tensors)
         packer, order = self._packers.get(names) or self._make_packer(names, scalars)
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()]
+        given = tensors.items()
+        addresses = [0 if tensor is None else tensor.data_ptr() or _null(name, tensor) for name, tensor in given]
         if order is not None:
             addresses = [addresses[index] for index in order]
         packer.pack_into(buffer, 0, *addresses, scalars)
@@ -160,3 +162,10 @@ def _listed(names: Iterable[str]) -> str:
 def elements(**arrays: Sequence[int]) -> dict[str, int]:
     """Names and values of array elements: `elements(rows=(3, 5))` is {"rows_0": 3, "rows_1": 5}."""
     return {f"{name}_{i}": value for name, values in arrays.items() for i, value in enumerate(values)}
+
+
+def _null(name: str, tensor: torch.Tensor) -> int:
+    """The address of a tensor without elements."""
+    if tensor.numel():
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)} without memory; its storage was resized to 0 bytes")
+    return 0

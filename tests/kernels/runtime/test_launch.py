@@ -70,6 +70,15 @@ def test_params_have_c_layout_by_name(layout):
     assert found == [None, rows.data_ptr(), output.data_ptr(), None]
 
 
+def test_a_tensor_whose_storage_was_freed_is_refused(layout):
+    freed, empty = torch.zeros(3), torch.zeros(0, 3)
+    freed.untyped_storage().resize_(0)
+    memory, scalars = memoryview(bytearray(layout.num_bytes)), layout.pack_scalars(**SCALARS)
+    layout.pack_into(memory, {"rows_0": empty}, scalars)
+    with pytest.raises(ValueError, match=r"output: got shape \(3,\) without memory"):
+        layout.pack_into(memory, {"rows_0": empty, "output": freed}, scalars)
+
+
 class FakeDriver:
     """In place of libcuda, a GPU 1 that is not current, and its one stream; keeps whether launches overlap."""
 
