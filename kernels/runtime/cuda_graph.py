@@ -84,7 +84,7 @@ def _capture(
         _raise_first(error)
     if is_empty:
         raise CaptureError(
-            f"nothing was queued on {stream.device}: the function works on another device, or not at all"
+            f"nothing was queued on cuda:{current.device_index}: the function works on another device, or not at all"
         )
     return CapturedGraph(graph, result, run, semaphores)
 
