@@ -7,8 +7,8 @@ Per layer, with b bytes of a row of keys (H d elements), rank p receives
     heads       4 b (N - rows of p) (heads of p) / H    query, key, value; and its output goes back
 
 The choice depends only on the partition and the kind of link, not on a measurement in the run: the same run always
-chooses the same scheme and gives the same bits. Numbers of NVLink and of a GPU are those of two H100 in
-results/h100/parallel.csv, where passes are eager; those of INFINIBAND and LOOPBACK are assumptions.
+chooses the same scheme and gives the same bits. Numbers of NVLink and of a GPU are those of two and four H100 in
+results/h100/parallel.csv; those of INFINIBAND and LOOPBACK are assumptions.
 """
 
 from collections.abc import Sequence
@@ -39,6 +39,9 @@ INFINIBAND = Link("InfiniBand", 45e9, 30e-6)  # NDR: 400 Gbit/s a GPU
 LOOPBACK = Link("gloo", 1e9, 1e-3)
 LINKS = {"nccl": NVLINK, "nccl between machines": INFINIBAND, "gloo": LOOPBACK}  # by `Group.link`
 
+# `heads` takes so many times as long for its bytes, since it copies its rows before and after each exchange: on four H100
+# 8.8 ms for ogbn-products, where halo takes 8.1 with twice the bytes.
+HEADS_COPIES = 2.0
 # Bytes of keys and values that attention gathers in a second: from the L2 cache (ego-twitter), and the others
 # (ogbn-products). Of ogbn-arxiv, in between, they predict 0.11 ms; 0.09 ms were measured.
 L2_BYTES, FROM_L2, FROM_MEMORY = 50e6, 13.9e12, 3.0e12
@@ -60,15 +63,17 @@ class Traffic:
     Attributes:
         received, sent: [P] bytes of each rank.
         collectives: number of consecutive collectives.
+        copies: factor of the time of the bytes.
     """
 
     received: tuple[int, ...]
     sent: tuple[int, ...]
     collectives: int
+    copies: float = 1.0
 
     def seconds(self, link: Link) -> float:
         """Predicted time of the busiest rank."""
-        return self.collectives * link.latency + max(*self.received, *self.sent) / link.bandwidth
+        return self.collectives * link.latency + self.copies * max(*self.received, *self.sent) / link.bandwidth
 
 
 def share_of_heads(num_heads: int, num_ranks: int) -> list[int]:
@@ -99,7 +104,7 @@ def traffic(
     mine = [own * (num_heads - share) * head_bytes for own, share in zip(rows, heads, strict=True)]
     received = [3 * other + own for other, own in zip(others, mine, strict=True)]
     sent = [3 * own + other for other, own in zip(others, mine, strict=True)]
-    return Traffic(tuple(received), tuple(sent), 2)
+    return Traffic(tuple(received), tuple(sent), 2, HEADS_COPIES)
 
 
 def choose_scheme(scheme: str, partition: Partition, num_heads: int, head_dim: int, itemsize: int, link: str) -> Choice:

@@ -23,14 +23,14 @@ def test_bytes_are_those_that_the_ranks_exchange(pool, tmp_path, scheme, size, h
 
 
 def partition(halo_rows: int) -> Partition:
-    """Four parts of 1,000 rows, each with as many halo columns from each other part."""
-    halo = tuple(tuple(0 if p == q else halo_rows for q in range(4)) for p in range(4))
-    return Partition("", "metis", 4000, 0, (0, 1000, 2000, 3000, 4000), (0,) * 4, (0,) * 4, halo, {})
+    """Eight parts of 1,000 rows, each with as many halo columns from each other part."""
+    halo = tuple(tuple(0 if p == q else halo_rows for q in range(8)) for p in range(8))
+    return Partition("", "metis", 8000, 0, tuple(range(0, 9000, 1000)), (0,) * 8, (0,) * 8, halo, {})
 
 
-# Halo moves fewer bytes than heads while f < 2 (P - 1) / P^2 = 0.375, f being the halo's share of all rows.
+# Halo takes less time than heads while f < 4 (P - 1) / P^2 = 0.4375, f being the halo's share of all rows.
 @pytest.mark.parametrize(
-    ("halo_rows", "heads", "chosen"), [(490, 4, "halo"), (510, 4, "heads"), (510, 3, "halo"), (1000, 3, "halo")]
+    ("halo_rows", "heads", "chosen"), [(490, 8, "halo"), (510, 8, "heads"), (510, 3, "halo"), (1000, 3, "halo")]
 )
 def test_auto_takes_the_least_time(monkeypatch, halo_rows, heads, chosen):
     monkeypatch.setitem(LINKS, "nccl", type(NVLINK)("NVLink", 350e9, 0.0))
@@ -42,7 +42,7 @@ def test_auto_takes_the_least_time(monkeypatch, halo_rows, heads, chosen):
 
 @pytest.mark.parametrize(
     ("scheme", "message"),
-    [("heads", "scheme: got 'heads' with 3 heads on 4 ranks"), ("ring", "scheme: got 'ring'; allowed are auto, halo")],
+    [("heads", "scheme: got 'heads' with 3 heads on 8 ranks"), ("ring", "scheme: got 'ring'; allowed are auto, halo")],
 )
 def test_impossible_schemes_are_refused(scheme, message):
     with pytest.raises(ValueError, match=message):
