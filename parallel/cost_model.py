@@ -39,8 +39,8 @@ INFINIBAND = Link("InfiniBand", 45e9, 30e-6)  # NDR: 400 Gbit/s a GPU
 LOOPBACK = Link("gloo", 1e9, 1e-3)
 LINKS = {"nccl": NVLINK, "nccl between machines": INFINIBAND, "gloo": LOOPBACK}  # by `Group.link`
 
-# `heads` takes so many times as long for its bytes, since it copies its rows before and after each exchange: on four H100
-# 8.8 ms for ogbn-products, where halo takes 8.1 with twice the bytes.
+# `heads` takes so many times as long for its bytes, since it copies its rows before and after each exchange: on four
+# H100 8.8 ms for ogbn-products, where halo takes 8.1 with twice the bytes.
 HEADS_COPIES = 2.0
 # Bytes of keys and values that attention gathers in a second: from the L2 cache (ego-twitter), and the others
 # (ogbn-products). Of ogbn-arxiv, in between, they predict 0.11 ms; 0.09 ms were measured.
