@@ -30,7 +30,7 @@ WARPS = 8  # of a block, as all benchmarks of the authors set it
 
 @dataclass(frozen=True, eq=False)
 class PublishedFormat:
-    """What a code calls its format, in the order of its arguments."""
+    """The sparse format of a code: its arguments, in order."""
 
     parts: Any
 
@@ -55,7 +55,7 @@ class PublishedBackend(Backend):
             for name in self.packages:
                 import_module(name)
         except (ImportError, OSError) as error:
-            return f"its authors' package cannot be imported ({error}); their repository tells how to build it"
+            return f"its authors' package cannot be imported ({error}); build it as its repository describes"
         return None
 
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:

@@ -55,7 +55,7 @@ def writing(path: Path) -> Iterator[None]:
 def made_once(path: Path) -> Iterator[Path | None]:
     """As `replacing`, by one process at a time; yield None if `path` exists, or another process has made it.
 
-    What killed processes left unfinished of it is removed.
+    Unfinished files that killed processes left of it are removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
@@ -69,7 +69,7 @@ def made_once(path: Path) -> Iterator[Path | None]:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, which is made. What killed ones left unfinished in it is removed.
+    """Keep other processes out of a folder, which is made. Unfinished files that killed ones left in it are removed.
 
     Raises:
         OSError: another process holds the folder, or nothing can be written there.
@@ -88,7 +88,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def _prefix(path: Path) -> str:
-    """Of the names of the folders that `path` is written in: as long for a long name."""
+    """Prefix of the temporary folders that `path` is written in; its length does not depend on that of the name."""
     return f"{UNFINISHED}{zlib.crc32(os.fsencode(path.name)):08x}-"
 
 

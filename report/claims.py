@@ -549,7 +549,7 @@ def shown(findings: Mapping[str, Finding], durations: pd.DataFrame | None) -> st
 
 
 def _minutes(steps: Sequence[str], durations: pd.DataFrame | None) -> str:
-    """Of the GPU on which all steps were timed last."""
+    """Minutes of the steps, and the GPU on which all of them were timed last; a dash if there is none."""
     if durations is None or not steps:
         return "-"
     times = durations[durations["step"].isin(steps)].groupby("device", sort=False)["seconds"].agg(["sum", "count"])

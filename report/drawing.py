@@ -1,4 +1,4 @@
-"""What all charts share: colours, axes, words on bars, and files."""
+"""Colours, axes, bar labels and files of all charts."""
 
 import io
 import re

@@ -319,5 +319,5 @@ class Trainer:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is replaced; None without one."""
+    """Inode and modification time: a file that was replaced has others. None if there is no file."""
     return (path.stat().st_ino, path.stat().st_mtime_ns) if path.exists() else None
