@@ -48,8 +48,8 @@ class Step:
         self.averages = Averages(model, ema) if ema else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=working.model.dtype == torch.float16)
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """The loss before the step, on the device."""
+    def __call__(self, batch: Batch, following: Batch | None = None) -> Tensor:
+        """The loss before the step, on the device. `following` is for `training.captured_batches`."""
         self.working.model.train()
         self.working.refresh()
         loss = self.loss(batch)
@@ -85,13 +85,16 @@ class Step:
         """The model that is evaluated and kept: the average, or `model` without one."""
         return self.averages.model if self.averages else self.model
 
-    def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
+    def captured(self, run: Callable[[], Tensor], shares: CapturedGraph[Tensor] | None = None) -> CapturedGraph[Tensor]:
         """A CUDA graph of a step or an evaluation; weights, their average and the optimiser are restored afterwards.
+
+        Args:
+            shares: as of `fused3s.capture_step`.
 
         Raises:
             CaptureError: a backend or layer waits for the GPU.
         """
-        return capture_step(run, self.model, self.evaluated, self.optimiser, self.scaler)
+        return capture_step(run, self.model, self.evaluated, self.optimiser, self.scaler, shares=shares)
 
 
 class CapturedStep:
@@ -106,7 +109,7 @@ class CapturedStep:
         self.train: CapturedGraph = step.captured(lambda: step(batch))
         self.evaluation: CapturedGraph = step.captured(lambda: step.evaluate(batch))
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch, following: Batch | None = None) -> Tensor:
         self._check(batch)
         return self.train.replay()
 

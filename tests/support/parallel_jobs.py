@@ -309,7 +309,7 @@ class CalledAgain:
 
     FAILING: tuple[int, ...] = ()
 
-    def __init__(self, run: Callable[[], torch.Tensor], *states: Any) -> None:
+    def __init__(self, run: Callable[[], torch.Tensor], *states: Any, shares: None) -> None:
         if dist.get_rank() in self.FAILING:
             raise CaptureError("it waits for the GPU")
         self.replay = run

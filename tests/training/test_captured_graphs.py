@@ -2,6 +2,7 @@
 function that is called again stands in for the CUDA graph, and the reference backend for a plan with room."""
 
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 
 import fused3s
 from models import GraphTransformer
-from training import Trainer, captured_graphs, samples, step
+from models.fast_training import SecondStream
+from training import Trainer, captured_batches, captured_graphs, samples, step
 from training.padded_batches import padding_refused
 
 
@@ -24,7 +26,7 @@ def captured_on_cpu(monkeypatch):
         return padding_refused(trainer.step.working.model, "fused3s", "none", trainer.task.graphs)
 
     monkeypatch.setattr(fused3s, "PlanRoom", ReferenceRoom)
-    for module in (captured_graphs, samples):
+    for module in (captured_batches, captured_graphs, samples):
         monkeypatch.setattr(module, "capture", CalledAgain)
     monkeypatch.setattr(Trainer, "_capture_refused", refused)
     capture_steps_on_cpu(monkeypatch, step)
@@ -89,6 +91,31 @@ def test_a_captured_run_on_molecules_is_the_eager_run(
         assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
     for name, tensor in captured.step.model.state_dict().items():
         torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+
+
+def test_each_batch_is_assembled_once_and_beside_the_step_before(
+    graphs, make_config, trained, tmp_path, captured_on_cpu, monkeypatch
+):
+    events = []
+
+    @contextmanager
+    def work(second):
+        events.append("beside")
+        yield
+        events.append("step")
+
+    def fill(room, edges):
+        events.append("fill")
+        return filled(room, edges)
+
+    filled = ReferenceRoom.fill
+    trainer = Trainer(make_config(data__batch_size=4), graphs, tmp_path, seed=0)
+    monkeypatch.setattr(SecondStream, "work", work)
+    monkeypatch.setattr(ReferenceRoom, "fill", fill)
+    trainer.runner.evaluate = trainer.step.evaluate  # eager
+    next(trainer.run())
+    ahead = ["beside", "fill", "step"]
+    assert events == ["fill", *ahead, *ahead, "beside", "step"]
 
 
 @pytest.mark.parametrize("labelled", ["graphs", "classes", "targets", "nodes_of_graphs"])
