@@ -12,7 +12,7 @@ from torch import Tensor
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models.fast_training import SecondStream
 from training.step import Step
-from training.tasks import Batch
+from training.tasks import Batch, Task
 
 Load = Callable[[Any], bool]  # queues the copy of a batch's ids; returns False, without a change, if it does not fit
 Assemble = Callable[[], Batch]  # of what was loaded last, in tensors of one size
@@ -75,3 +75,11 @@ class CapturedBatches:
         self._second.join()
         self._slots.reverse()
         return loss
+
+    def predict(self, task: Task, part: str) -> tuple[Tensor, Tensor]:
+        with self.step.evaluating():
+            return task.predict(self.evaluate, part)
+
+    def evaluate(self, batch: Any) -> Tensor:
+        """As of `Step`."""
+        raise NotImplementedError

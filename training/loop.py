@@ -214,7 +214,7 @@ class Trainer:
         loss = self._total(losses).item() / self.task.steps
         seconds = time.perf_counter() - start
         self._check_finite("training loss", loss, epoch)
-        outputs, labels = self.task.predict(self.runner.evaluate, "valid")
+        outputs, labels = self.runner.predict(self.task, "valid")
         valid_loss = self.step.loss_of(outputs, labels).item()
         self._check_finite("validation loss", valid_loss, epoch)
         metric = self._score(outputs, labels)
@@ -265,7 +265,7 @@ class Trainer:
 
     def _finish(self, seconds: tuple[float, ...], start: float) -> TrainResult:
         self.step.evaluated.load_state_dict(self.best.weights)
-        test = self._score(*self.task.predict(self.runner.evaluate, "test"))
+        test = self._score(*self.runner.predict(self.task, "test"))
         if self.writes:
             self._export(test)
         total = time.perf_counter() - start if len(seconds) == self.done else None

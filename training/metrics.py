@@ -17,6 +17,7 @@ import logging
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from data import LoadedGraph
@@ -132,16 +133,21 @@ def _of_targets(metric: str, outputs: Tensor, labels: Tensor) -> float:
 
 
 def _of_tasks(metric: str, logits: Tensor, labels: Tensor) -> float:
-    # Importing torchmetrics takes seconds.
-    from torchmetrics.functional.classification import binary_auroc, binary_average_precision
-
-    function = {"rocauc": binary_auroc, "ap": binary_average_precision}[metric]
     found = []
     for task in range(labels.shape[1]):
         known = ~labels[:, task].isnan()
-        target = labels[known, task].long()
-        if 0 < target.sum() < len(target):
-            found.append(function(logits[known, task].double().sigmoid(), target).item())
+        output, order = logits[known, task].sort(descending=True)
+        positive = labels[known, task][order] > 0
+        if not 0 < positive.sum() < len(positive):
+            continue
+        # Rows above each threshold, from none to all; equal outputs are on the same side.
+        above = F.pad(output.diff() != 0, (1, 1), value=True)
+        true, false = (F.pad(each.cumsum(0), (1, 0))[above].double() for each in (positive, ~positive))
+        if metric == "rocauc":
+            area = torch.trapezoid(true, false) / false[-1]
+        else:
+            area = (true.diff() * true[1:] / (true + false)[1:]).sum()
+        found.append((area / true[-1]).item())
     if not found:
         raise ValueError(f"{metric}: no task has a positive and a negative label among the {len(labels)} rows")
     return sum(found) / len(found)

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.tensorboard
-import torchmetrics.functional.classification  # noqa: F401
 from poison import poisoned_buffers
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
@@ -50,7 +49,7 @@ from parallel.training import RankTrainer, load_on_ranks
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
 from training import EpochRecord, TrainingError, TrainResult
 
-# Imported here, once for all ranks: tensorboard, torchmetrics and DGL take seconds.
+# Imported here, once for all ranks: tensorboard and DGL take seconds.
 import_dgl()
 
 
