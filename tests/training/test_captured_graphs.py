@@ -14,18 +14,19 @@ from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 import fused3s
 from models import GraphTransformer
 from models.fast_training import SecondStream
-from training import Trainer, captured_batches, captured_graphs, samples, step
+from training import Trainer, captured_batches, captured_graphs, samples, step, tasks
 from training.padded_batches import padding_refused
 
 
 @pytest.fixture
 def captured_on_cpu(monkeypatch):
-    """Trainers capture their steps."""
+    """Trainers capture their steps, and evaluate in smaller batches than eager ones."""
 
     def refused(trainer):
         return padding_refused(trainer.step.working.model, "fused3s", "none", trainer.task.graphs)
 
     monkeypatch.setattr(fused3s, "PlanRoom", ReferenceRoom)
+    monkeypatch.setattr(tasks, "EVALUATED", 1)
     for module in (captured_batches, captured_graphs, samples):
         monkeypatch.setattr(module, "capture", CalledAgain)
     monkeypatch.setattr(Trainer, "_capture_refused", refused)

@@ -11,7 +11,7 @@ from fused3s.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
 from models.fast_training import SecondStream
-from training import Trainer
+from training import Trainer, tasks
 from training.captured_batches import CapturedBatches
 
 pytestmark = pytest.mark.gpu
@@ -101,8 +101,9 @@ def test_captured_samples_train_as_the_reference_on_the_cpu(nodes, gpu_config, m
 
 @pytest.mark.parametrize("data_set", ["nodes_of_graphs", "targets"])
 def test_captured_batches_of_nodes_and_targets_train_as_the_reference_on_the_cpu(
-    request, gpu_config, make_config, trained, tmp_path, data_set
+    request, gpu_config, make_config, trained, tmp_path, monkeypatch, data_set
 ):
+    monkeypatch.setattr(tasks, "EVALUATED", 1)
     loaded = request.getfixturevalue(data_set)
     options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "training__epochs": 2}
     options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__precision": "float32"}
