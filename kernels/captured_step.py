@@ -26,7 +26,7 @@ State = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
 
 
 def capture_step(
-    run: Callable[[], Result], model: nn.Module, *states: State, shares: CapturedGraph | None = None
+    run: Callable[[], Result], model: nn.Module, *states: State, shares: CapturedGraph[Any] | None = None
 ) -> CapturedGraph[Result]:
     """Capture a training step; `replay()` of the result returns the result of `run`, in the same tensors.
 

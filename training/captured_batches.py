@@ -31,7 +31,7 @@ class Slot:
     def __init__(self, step: Step, load: Load, assemble: Assemble, shares: "Slot | None") -> None:
         self._load, self.held = load, None
         self._assembly: CapturedGraph[Batch] = capture(assemble, step.device)
-        self._assembly.replay()  # a capture writes nothing, and the calls before the next one read it
+        self._assembly.replay()  # a capture computes nothing, and the next one begins with calls that read the batch
         self.step = step.captured(lambda: step(self._assembly.result), shares and shares.step)
 
     def take(self, batch: Any) -> bool:
@@ -44,10 +44,10 @@ class Slot:
 
 
 class CapturedBatches:
-    """`Step` on batches that are padded to one size. Larger batches run eagerly. Abstract: subclasses evaluate.
+    """`Step` on batches that are padded to one size. Larger batches run eagerly. Subclasses add `evaluate`.
 
     Args:
-        slots: a function for each of two slots, which loads a batch that fits.
+        make_slot: makes the functions of each slot, and loads a batch that fits.
 
     Attributes:
         num_eager: number of steps that ran eagerly.
@@ -68,7 +68,8 @@ class CapturedBatches:
         if slot.held is not batch and not slot.take(batch):
             self.num_eager += 1
             return self.step(batch)
-        # Queued before the step: each replay writes torch's random offset, and after the step that is the next one's.
+        # The assembly first: each replay stores the offset of torch's random numbers, and that of a step advances it. A
+        # later assembly would store the next step's offset while this step reads it.
         with self._second.work():
             other.take(following)
         loss = slot.step.replay()
@@ -79,7 +80,3 @@ class CapturedBatches:
     def predict(self, task: Task, part: str) -> tuple[Tensor, Tensor]:
         with self.step.evaluating():
             return task.predict(self.evaluate, part)
-
-    def evaluate(self, batch: Any) -> Tensor:
-        """As of `Step`."""
-        raise NotImplementedError

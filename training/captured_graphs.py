@@ -13,10 +13,8 @@ from training.tasks import Batch, GraphsBatch, GraphsTask
 
 
 class CapturedGraphs(CapturedBatches):
-    """`CapturedBatches` of graphs, whose only input are the ids of the graphs; another CUDA graph assembles, plans and
-    evaluates a batch.
-
-    Dropout masks differ from those of an eager step, whose batches have other shapes.
+    """`CapturedBatches` of graphs, whose only input are the ids of the graphs. Another CUDA graph assembles, plans and
+    evaluates a batch. Dropout masks differ from those of an eager step, whose batches have other shapes.
 
     Args:
         make_room: a plan with room for batches of a size, with its backward pass if the second argument is True.

@@ -141,7 +141,7 @@ def _of_tasks(metric: str, logits: Tensor, labels: Tensor) -> float:
         if not 0 < positive.sum() < len(positive):
             continue
         # Rows above each threshold, from none to all; equal outputs are on the same side.
-        above = F.pad(output.diff() != 0, (1, 1), value=True)
+        above = F.pad(output[1:] != output[:-1], (1, 1), value=True)
         true, false = (F.pad(each.cumsum(0), (1, 0))[above].double() for each in (positive, ~positive))
         if metric == "rocauc":
             area = torch.trapezoid(true, false) / false[-1]

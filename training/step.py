@@ -49,7 +49,7 @@ class Step:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=working.model.dtype == torch.float16)
 
     def __call__(self, batch: Batch, following: Batch | None = None) -> Tensor:
-        """The loss before the step, on the device. `following` is for `training.captured_batches`."""
+        """The loss before the step, on the device. `training.captured_batches` prepares the batch `following`."""
         self.working.model.train()
         self.working.refresh()
         loss = self.loss(batch)

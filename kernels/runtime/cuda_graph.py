@@ -49,7 +49,7 @@ class CapturedGraph(Generic[Result]):
 
 
 def capture(
-    run: Callable[[], Result], device: torch.device, launches: int = 1, shares: CapturedGraph | None = None
+    run: Callable[[], Result], device: torch.device, launches: int = 1, shares: CapturedGraph[Any] | None = None
 ) -> CapturedGraph[Result]:
     """Capture `launches` consecutive calls of `run` in a CUDA graph.
 
@@ -77,7 +77,7 @@ def _capture(
     current: torch.cuda.Stream,
     launches: int,
     semaphores: Any,
-    shares: CapturedGraph | None,
+    shares: CapturedGraph[Any] | None,
 ) -> CapturedGraph[Result]:
     stream.wait_stream(current)
     with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
