@@ -48,6 +48,15 @@ def loss_of_graphs(model, loaded, ids):
     return total / known
 
 
+def assert_same(trainer, records, other, expected):
+    """Losses, score and weights of two runs."""
+    for record, wanted in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((wanted.loss, wanted.valid_loss), rel=1e-4)
+    assert trainer.result.test == pytest.approx(other.result.test)
+    for name, tensor in trainer.step.model.state_dict().items():
+        torch.testing.assert_close(tensor, other.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+
+
 def test_the_loss_and_gradients_of_a_padded_batch_are_those_of_its_graphs(
     graphs, make_config, tmp_path, captured_on_cpu, monkeypatch
 ):
@@ -88,10 +97,7 @@ def test_a_captured_run_on_molecules_is_the_eager_run(
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, molecules, tmp_path / "captured")
     assert (eager.captured, captured.captured, captured.runner.num_eager) == (False, True, 0)
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
-    for name, tensor in captured.step.model.state_dict().items():
-        torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+    assert_same(captured, records, eager, expected)
 
 
 def test_each_batch_is_assembled_once_and_beside_the_step_before(
@@ -132,11 +138,7 @@ def test_a_captured_run_is_the_eager_run(replaced, make_config, trained, tmp_pat
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, graphs, tmp_path / "captured")
     assert (eager.captured, captured.captured, captured.runner.num_eager) == (False, True, 0)
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
-    assert captured.result.test == pytest.approx(eager.result.test)
-    for name, tensor in captured.step.model.state_dict().items():
-        torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+    assert_same(captured, records, eager, expected)
 
 
 @pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv"])
@@ -151,8 +153,4 @@ def test_a_captured_run_on_samples_is_the_eager_run(nodes, make_config, trained,
     captured, records = trained(config, nodes, tmp_path / "captured")
     assert captured.captured
     assert 0 < captured.runner.num_eager < 12  # steps
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
-    assert captured.result.test == pytest.approx(eager.result.test)
-    for name, tensor in captured.step.model.state_dict().items():
-        torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+    assert_same(captured, records, eager, expected)
