@@ -11,6 +11,7 @@ from .. import AttentionPlan, BoundEdges
 from ..autograd import with_tensors
 from ..backends import REGISTRY
 from ..backends.base import Call
+from ..edge_data import score_shape
 from ..side_by_side import RowParts
 from .one_node import NodeCall, attend, tensors_of
 from .projections import Projections
@@ -142,6 +143,7 @@ class GATCall(NodeCall):
             edge_values=edge_values,
             score=self.score,
             score_numbers=(self.slope,),
+            checked_score=score_shape(self.score, (self.slope,), row[0], column, edge_values, None),
         )
         attention = self.plan.call(query, value, value, 1.0, dtype, edges, self.dropout)
         output, attention = attend(self.plan, attention, with_lse)
