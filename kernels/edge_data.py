@@ -169,6 +169,7 @@ class BoundEdges:
 
 
 # The only lists of the fields, by use:
+VALUES = ("row_values", "column_values", "edge_values", "head_values")  # in the order of KINDS
 WIDE = ("row_values", "column_values", "head_values")  # float32, but float64 where q is
 FLOATS = (  # with gradients
     *("padded_features", "key_weight", "value_weight", "type_weight", "key_factor"),
@@ -236,9 +237,15 @@ def bind(
         return bound
     lengths = {"row": shape[0], "column": shape[1], "edge": None if order is None else order.num_edges}
     term = bind_score(data.score, multiplier, bias, clamp, lengths, device, edge, check_values)
-    values = {f"{kind}_values": getattr(term, kind) for kind in KINDS}
+    values = {name: getattr(term, kind) for name, kind in zip(VALUES, KINDS, strict=True)}
     checked = score_shape(term.text, term.numbers, *values.values())
     return replace(bound, **values, score=term.text, score_numbers=term.numbers, checked_score=checked)
+
+
+def scored_edges(order: EdgeOrder, score: str, numbers: tuple[float, ...], **values: torch.Tensor | None) -> BoundEdges:
+    """Bound edges that are a score term alone: a normalised expression, its numbers, and fields of values for them."""
+    checked = score_shape(score, numbers, *map(values.get, VALUES))
+    return BoundEdges(order, score=score, score_numbers=numbers, checked_score=checked, **values)
 
 
 def score_shape(score: str, numbers: Sequence[float], *values: torch.Tensor | None) -> tuple[Any, ...]:
