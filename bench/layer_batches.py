@@ -1,7 +1,8 @@
 """Inputs of a step of `bench.layers`: a whole graph, a batch of small graphs, or sampled bipartite blocks.
 
 Features, edge features and labels are random. Edges are PyG's edge_index, sources (keys) over targets (queries), sorted
-by target as its loaders give them.
+by target as its loaders give them. Samples are without repetition; rows recorded up to 26 November 2026 drew neighbours
+with repetition and dropped repeated edges, which made their samples smaller.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from configs.bench import Workload
 from data import GraphSet, LoadedGraph
+from data.neighbours import NeighbourSampler
 
 IGNORED = -100  # label of a row without one, as in torch's cross_entropy
 
@@ -102,37 +104,18 @@ def _whole(graph: object) -> Block:
 
 
 def _sampled(indptr: np.ndarray, col: np.ndarray, workload: Workload, rng: np.random.Generator) -> list[Block]:
-    """Blocks from the outermost neighbours to the seeds."""
+    """Blocks from the outermost neighbours to the seeds; each hop samples neighbours of all nodes so far."""
     if workload.seeds > len(indptr) - 1:
         raise ValueError(f"seeds = {workload.seeds}: {workload.graph} has {len(indptr) - 1} nodes; at most that many")
     nodes = rng.permutation(len(indptr) - 1)[: workload.seeds]
     blocks = []
     for fan_out in workload.fan_out:
-        targets = nodes
-        source, target = _neighbours(indptr, col, targets, fan_out, rng)
-        nodes = np.concatenate([targets, _in_order(source[~np.isin(source, targets)])])
-        local = np.empty(len(indptr) - 1, np.int64)
-        local[nodes] = np.arange(len(nodes))
-        blocks.append(Block(torch.from_numpy(np.stack([local[source], target])), len(nodes), len(targets)))
+        targets = len(nodes)
+        sample = NeighbourSampler(indptr, col, [fan_out]).sample(nodes, rng)
+        nodes = sample.nodes
+        target = np.repeat(np.arange(targets), np.diff(sample.indptr[: targets + 1]))
+        blocks.append(Block(torch.from_numpy(np.stack([sample.col.astype(np.int64), target])), len(nodes), targets))
     return blocks[::-1]
-
-
-def _neighbours(
-    indptr: np.ndarray, col: np.ndarray, targets: np.ndarray, fan_out: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sources as nodes of the graph, and targets as places in `targets`, sorted by target; no edge twice."""
-    degrees = (indptr[targets + 1] - indptr[targets]).astype(np.int64)
-    target = np.repeat(np.flatnonzero(degrees), fan_out)
-    picks = indptr[targets[target]] + (rng.random(len(target)) * degrees[target]).astype(np.int64)
-    edges = np.unique(target * (len(col) + 1) + picks)
-    target, picks = np.divmod(edges, len(col) + 1)
-    return col[picks].astype(np.int64), target
-
-
-def _in_order(nodes: np.ndarray) -> np.ndarray:
-    """Each node once, in the order of the first places."""
-    _, first = np.unique(nodes, return_index=True)
-    return nodes[np.sort(first)]
 
 
 def _with_features(

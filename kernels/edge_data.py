@@ -85,15 +85,14 @@ class EdgeData:
 class BoundEdges:
     """Checked edge data in the order of one plan's backend; the result of `AttentionPlan.bind_edges`.
 
-    `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again. Of the other fields a
-    call checks the lengths alone.
+    `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again; a call refuses other
+    types, and other fields that kernels would read past their ends.
 
     Attributes:
         order: edge order of its plan; the plan's shape if nothing here belongs to an edge.
         padded_features: [nnz, MAX_FEATURES], zero from column r on.
         types: [nnz] uint8.
         num_features: r; 0 without features.
-        num_types: the largest type plus 1; 0 without types.
         key_weight, value_weight, type_weight, key_factor, additive_weight, additive_slope: as in `EdgeData`, checked at
             each call.
         row_values, column_values, head_values: of the score term, [num_rows, 1 or H, n], [num_cols, 1 or H, n] and
@@ -102,13 +101,14 @@ class BoundEdges:
         score, score_numbers: the normalised expression of the score term, with multiplier, bias and clamp, and its
             numbers.
         dropout: dropout of the call, set at each call.
+        checked_types: `types` as they were checked, and the largest plus 1; None without types.
+        checked_score: the `score_shape` that was checked; None without a score term.
     """
 
     order: EdgeOrder | tuple[int, int] | None = None
     padded_features: torch.Tensor | None = None
     types: torch.Tensor | None = None
     num_features: int = 0
-    num_types: int = 0
     key_weight: torch.Tensor | None = None
     value_weight: torch.Tensor | None = None
     type_weight: torch.Tensor | None = None
@@ -122,6 +122,8 @@ class BoundEdges:
     score_numbers: tuple[float, ...] = ()
     additive_weight: torch.Tensor | None = None
     additive_slope: float = 0.2
+    checked_types: tuple[torch.Tensor, int] | None = None
+    checked_score: tuple[Any, ...] | None = None
 
     @property
     def features(self) -> torch.Tensor | None:
@@ -139,27 +141,35 @@ class BoundEdges:
         """The same with the tensors of WIDE in the type that they have where q has `dtype`."""
         if self.score is None:
             return self
-        wide = torch.promote_types(dtype, torch.float32)
-        given = {name: getattr(self, name) for name in WIDE}  # no := in it: torch.compile cannot trace that
-        wrong = {name: each.to(wide) for name, each in given.items() if each is not None and each.dtype != wide}
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        wrong = {}
+        for name in WIDE:
+            values = getattr(self, name)
+            if values is not None and values.dtype != wide:
+                wrong[name] = values.to(wide)
         return replace(self, **wrong) if wrong else self
+
+    def values(self) -> tuple[torch.Tensor | None, ...]:
+        """Values of rows, columns, edges and heads."""
+        return self.row_values, self.column_values, self.edge_values, self.head_values
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """All tensors, in the order of TENSORS, then the seed of the dropout; None for absent ones."""
         floats = self.padded_features, self.key_weight, self.value_weight, self.type_weight, self.key_factor
-        values = self.row_values, self.column_values, self.edge_values, self.head_values, self.additive_weight
-        return (*floats, *values, self.types, None if self.dropout is None else self.dropout.seed)
+        seed = None if self.dropout is None else self.dropout.seed
+        return (*floats, *self.values(), self.additive_weight, self.types, seed)
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
         """The same with `tensors()` replaced."""
         features, *rest, types, seed = tensors
         weights, values, term = rest[:4], rest[4:-1], (self.score, self.score_numbers, rest[-1], self.additive_slope)
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
-        sizes = self.num_features, self.num_types  # dataclasses.replace would cost as much as a launch
-        return BoundEdges(self.order, features, types, *sizes, *weights, dropout, *values, *term)
+        # dataclasses.replace would cost as much as a launch
+        return BoundEdges(self.order, features, types, self.num_features, *weights, dropout, *values, *term)
 
 
 # The only lists of the fields, by use:
+VALUES = ("row_values", "column_values", "edge_values", "head_values")  # in the order of KINDS
 WIDE = ("row_values", "column_values", "head_values")  # float32, but float64 where q is
 FLOATS = (  # with gradients
     *("padded_features", "key_weight", "value_weight", "type_weight", "key_factor"),
@@ -191,7 +201,7 @@ def bind(
     """
     bias = _per_head("bias", data.bias, order, check_values)
     multiplier = _per_head("multiplier", data.multiplier, order, check_values)
-    features, types, num_types, num_features = data.features, data.types, 0, 0
+    features, types, num_features, checked_types = data.features, data.types, 0, None
     if features is not None:
         _check_edges("features", features, order)
         _check_float("features", features)
@@ -214,19 +224,33 @@ def bind(
     features, types = (None if tensor is None else tensor.index_select(0, edge) for tensor in (features, types))
     if features is not None:  # kernels load whole rows of MAX_FEATURES columns
         features = functional.pad(features, (0, MAX_FEATURES - num_features))
-    types = None if types is None else types.to(torch.uint8)
+    if types is not None:
+        types = types.to(torch.uint8)
+        checked_types = types, num_types
     weights = data.key_weight, data.value_weight, data.type_weight, data.key_factor
     slope = finite_number("additive_slope", data.additive_slope)
     owner = order if belongs_to_edges(data) else shape
-    bound = BoundEdges(owner, features, types, num_features, num_types, *weights)
+    bound = BoundEdges(owner, features, types, num_features, *weights, checked_types=checked_types)
     if data.additive_weight is not None:
         bound = replace(bound, additive_weight=data.additive_weight, additive_slope=slope)
     if data.score is bias is multiplier is clamp is None:
         return bound
     lengths = {"row": shape[0], "column": shape[1], "edge": None if order is None else order.num_edges}
     term = bind_score(data.score, multiplier, bias, clamp, lengths, device, edge, check_values)
-    values = {f"{kind}_values": getattr(term, kind) for kind in KINDS}
-    return replace(bound, **values, score=term.text, score_numbers=term.numbers)
+    values = {name: getattr(term, kind) for name, kind in zip(VALUES, KINDS, strict=True)}
+    checked = score_shape(term.text, term.numbers, *values.values())
+    return replace(bound, **values, score=term.text, score_numbers=term.numbers, checked_score=checked)
+
+
+def scored_edges(order: EdgeOrder, score: str, numbers: tuple[float, ...], **values: torch.Tensor | None) -> BoundEdges:
+    """Bound edges that are a score term alone: a normalised expression, its numbers, and fields of values for them."""
+    checked = score_shape(score, numbers, *map(values.get, VALUES))
+    return BoundEdges(order, score=score, score_numbers=numbers, checked_score=checked, **values)
+
+
+def score_shape(score: str, numbers: Sequence[float], *values: torch.Tensor | None) -> tuple[Any, ...]:
+    """(score, count of numbers, (count of values,) of rows, columns, edges and heads, or None)."""
+    return score, len(numbers), *[None if each is None else each.shape[2:] for each in values]
 
 
 def belongs_to_edges(data: EdgeData) -> bool:
@@ -252,8 +276,7 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
         if tensor is not None and tensor.dtype != query.dtype:
             raise ValueError(f"{name}: got {tensor.dtype}, but q is {query.dtype}; they must have one type")
     if edges.score is not None:
-        for kind in KINDS:
-            values = getattr(edges, f"{kind}_values")
+        for kind, values in zip(KINDS, edges.values(), strict=True):
             if values is not None and values.shape[1] not in (1, num_heads):
                 raise ValueError(
                     f"{VALUE_NAMES[kind]}: got {values.shape[1]} heads, but q has {num_heads}; those of one head or of "
@@ -279,7 +302,8 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
             raise ValueError("type_weight: got without edge types; EdgeData(types=[E]) is needed with it")
         raise ValueError("types: got without a weight; type_weight is needed with them")
     if (weight := edges.type_weight) is not None:
-        least = max(edges.num_types, 1)
+        _, num_types = edges.checked_types
+        least = max(num_types, 1)
         got = weight.shape[0] if isinstance(weight, torch.Tensor) and weight.dim() == 3 else least
         if not least <= got <= MAX_TYPES:
             raise ValueError(
@@ -326,7 +350,7 @@ def transform_scores(
     """
     if edges.score is None:
         return score
-    values = {kind: getattr(edges, f"{kind}_values") for kind in KINDS}
+    values = dict(zip(KINDS, edges.values(), strict=True))
     gather = {"row": of_rows, "column": of_columns}
     return score_of(edges.score, edges.score_numbers, score, values, gather, head)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from .call_shapes import CallShape, HeadGroups, padded, to_rows
-from .edge_data import BoundEdges, EdgeData, bind, check_edges, edge_permutation
+from .edge_data import BoundEdges, EdgeData, bind, check_edges, edge_permutation, score_shape
 from .formats.edge_order import EdgeOrder
 from .score_expression import parse, renamed
 from .score_source import KINDS, count_values
@@ -80,6 +80,8 @@ def bind_groups(
         for name in ("edge_values", "padded_features", "types"):
             if given[name] is not None:
                 given[name] = _in_rows(given[name], groups.size).index_select(0, edge)
+        if bound.checked_types is not None:
+            given["checked_types"] = given["types"], bound.checked_types[1]
     for name, per in (("row_values", groups.rows), ("column_values", groups.lists)):
         if given[name] is not None:
             given[name] = _in_rows(given[name], per)
@@ -108,7 +110,9 @@ def _with_head_values_in_rows(bound: GroupedEdges, num_rows: int, per: int) -> G
     if bound.row_values is not None:
         values = torch.cat([bound.row_values.expand(-1, values.shape[1], -1), values], -1)
     names = {f"head{i}": f"row{counts['row'] + i}" for i in range(counts["head"])}
-    return replace(bound, row_values=values, head_values=None, score=renamed(parse(bound.score), names))
+    score = renamed(parse(bound.score), names)
+    checked = score_shape(score, bound.score_numbers, values, bound.column_values, bound.edge_values, None)
+    return replace(bound, row_values=values, head_values=None, score=score, checked_score=checked)
 
 
 def edges_of_call(edges: BoundEdges, k: torch.Tensor, shape: CallShape) -> BoundEdges:

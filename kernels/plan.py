@@ -14,7 +14,7 @@ from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
 from .call_shapes import CallShape, HeadGroups, check_results, check_tensors
 from .dropout import Dropout, make_dropout
-from .edge_data import BoundEdges, EdgeData, belongs_to_edges, bind, cast_floats, check_edges
+from .edge_data import MAX_FEATURES, BoundEdges, EdgeData, belongs_to_edges, bind, cast_floats, check_edges, score_shape
 from .edge_groups import bind_groups, edges_of_call, groups_of
 from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
@@ -370,7 +370,7 @@ class AttentionPlan:
             elif groups_of(edges) != self.groups or (edges.order is not self.edge_order and edges.order != self.shape):
                 raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
             else:
-                self._check_lengths(edges)
+                self._check_fields(edges)
             if shape is None:
                 check_edges(edges, q)
             else:
@@ -384,8 +384,9 @@ class AttentionPlan:
             raise ValueError(f"dropout: got {dropout.rate}; backend {self.backend} has no dropout, these have: {able}")
         return BoundEdges(dropout=dropout) if edges is None else replace(edges, dropout=dropout)
 
-    def _check_lengths(self, edges: BoundEdges) -> None:
+    def _check_fields(self, edges: BoundEdges) -> None:
         """Raise a ValueError if `dataclasses.replace` changed more than weights: kernels would read past the ends."""
+        anew = "weights alone may be replaced in bound edges: bind an EdgeData anew"
         rows, lists = (1, 1) if self.groups is None else (self.groups.rows, self.groups.lists)
         num_edges = 0 if self.edge_order is None else self.edge_order.edge_of_csr.shape[0]
         for name, tensor, length in (
@@ -394,11 +395,25 @@ class AttentionPlan:
             ("edge_values", edges.edge_values, num_edges),
             ("row_values", edges.row_values, self.shape[0] * rows),
             ("column_values", edges.column_values, self.shape[1] * lists),
+            ("head_values", edges.head_values, 1),
         ):
-            if tensor is not None and tensor.shape[0] != length:
+            if tensor is not None and (tensor.shape[0] != length or tensor.device != self.device):
+                got = f"{tensor.shape[0]} entries on {tensor.device}"
+                raise ValueError(f"{name}: got {got}, but {length} on {self.device} are needed; {anew}")
+        if (features := edges.padded_features) is not None:
+            least = max(edges.num_features, MAX_FEATURES)
+            if features.dim() != 2 or features.shape[1] < least:
                 raise ValueError(
-                    f"{name}: got {tensor.shape[0]} entries, but {length} are needed; weights alone may be replaced in "
-                    "bound edges: bind an EdgeData anew"
+                    f"padded_features: got shape {tuple(features.shape)}; [nnz, {least}] is needed; {anew}"
+                )
+        if edges.types is not None and (edges.checked_types is None or edges.types is not edges.checked_types[0]):
+            raise ValueError(f"types: got others than were bound, whose range nobody checked; {anew}")
+        if edges.score is not None:
+            shape = score_shape(edges.score, edges.score_numbers, *edges.values())
+            if shape != edges.checked_score:
+                raise ValueError(
+                    f"score: got {shape}, but {edges.checked_score} was bound (expression; how many numbers; values of "
+                    f"rows, columns, edges, heads); {anew}"
                 )
 
     def _require_data(self, verb: str) -> None:

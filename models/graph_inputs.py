@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fused3s import AttentionPlan, BoundEdges
 from fused3s.backends import REGISTRY
+from fused3s.edge_data import scored_edges
 from fused3s.formats.csr import CSRPattern
 from fused3s.formats.edge_order import EdgeOrder
 from fused3s.score_term import whole_expression
@@ -50,7 +51,7 @@ class EdgeInputs:
         neither checks nor waits, so a CUDA graph can capture it."""
         score = whole_expression(None, has_multiplier=False, has_bias=True, has_clamp=clamp is not None)
         numbers = () if clamp is None else (clamp,)
-        return BoundEdges(self.order, edge_values=bias.unsqueeze(2), score=score, score_numbers=numbers)
+        return scored_edges(self.order, score, numbers, edge_values=bias.unsqueeze(2))
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,7 @@ from parallel.builder import partition_graph
 from parallel.collectives import gather_rows, sum_in_rank_order
 from parallel.cost_model import SCHEMES, Link
 from parallel.errors import PartitionError, RankError
-from parallel.group import (
-    Group,
-    all_values,
-    check_agreement,
-    on_first_rank,
-    ranks,
-)
+from parallel.group import Group, all_values, check_agreement, on_first_rank, ranks, shared_from_first_rank
 from parallel.launch import error_text, is_first_process, is_launched
 from parallel.part import Part, Partition, load_part, load_partition
 from parallel.source import GraphSource, source_from_csr, source_from_edges
@@ -53,6 +47,7 @@ __all__ = [
     "partition_graph",
     "plan_part_attention",
     "ranks",
+    "shared_from_first_rank",
     "source_from_csr",
     "source_from_edges",
     "sum_in_rank_order",

@@ -20,7 +20,7 @@ from parallel.assignment import METHODS
 from parallel.builder import partition_graph
 from parallel.collectives import gather_rows
 from parallel.errors import CollectionError
-from parallel.group import Group, on_first_rank, share
+from parallel.group import Group, shared_from_first_rank
 from parallel.part import DESCRIPTION, VERSION, Part, Partition, load_part
 from parallel.source import GraphSource, source_from_csr, source_from_edges
 
@@ -43,7 +43,7 @@ def open_part(settings: DataConfig, seed: int, group: Group, say: Callable[[str]
         PartitionError: this machine has no files of the part.
         ValueError, OSError, MemoryError: as `dataset_source` and `partition_graph`.
     """
-    folder = share(group, on_first_rank(group, lambda: _partitioned(settings, seed, group.size, say)))
+    folder = shared_from_first_rank(group, lambda: _partitioned(settings, seed, group.size, say))
     return None if folder is None else load_part(folder, group)
 
 

@@ -248,6 +248,11 @@ def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
     return None
 
 
+def shared_from_first_rank(group: Group, work: Callable[[], Result]) -> Result:
+    """Run `work` as `on_first_rank` does; its picklable result on all ranks."""
+    return share(group, on_first_rank(group, work))
+
+
 def share(group: Group, value: Result) -> Result:
     """Broadcast a picklable `value` from rank 0 to all ranks."""
     values = [value]

@@ -37,10 +37,9 @@ from parallel import (
     error_text,
     is_first_process,
     is_launched,
-    on_first_rank,
     ranks,
+    shared_from_first_rank,
 )
-from parallel.group import share
 from parallel.training import hash_of_weights
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
@@ -109,7 +108,7 @@ def infer(request: Request, kept: list[str], group: Group | None) -> bool:
         check_agreement(group, {"configuration": config.sha(), "options": options})
     source = load_on_ranks(config, group) if group else load_source(config)
     if source is None:  # one GPU is faster
-        return share(group, on_first_rank(group, lambda: infer(request, kept, None)))
+        return shared_from_first_rank(group, lambda: infer(request, kept, None))
     meta = source.loaded.meta
     check_forms(request.forms, source.loaded)
     if surrogate := surrogate_line(meta, config.data.source):

@@ -34,8 +34,7 @@ from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
 from inference.training_rows import curve_rows, learning_curve, run_rows
 from models import CheckpointError
-from parallel import Group, RankError, error_text, is_first_process, is_launched, on_first_rank, ranks
-from parallel.group import share
+from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks, shared_from_first_rank
 from parallel.training import RankTrainer, load_on_ranks
 from training import Trainer, TrainingError, TrainResult
 from training.metrics import METRICS
@@ -98,7 +97,7 @@ def train(
     if group:
         own = load_on_ranks(config, group, lambda text: console.print(Text(text)))
         if own is None:  # one GPU is faster
-            return share(group, on_first_rank(group, lambda: train(config_path, config, output, resume, results, None)))
+            return shared_from_first_rank(group, lambda: train(config_path, config, output, resume, results, None))
         loaded, part = own
         make_trainer = partial(RankTrainer, group, part)
     else:

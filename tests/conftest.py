@@ -49,6 +49,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def compiles_eagerly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch.compile that only traces and checks; generating code takes most of a minute."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+    torch.compiler.reset()  # torch keeps only a few compiled versions of a code object
+    yield
+    torch.compiler.reset()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """In the process that starts those of pytest-xdist: share the cores, since threads that wait for a core spin.
 

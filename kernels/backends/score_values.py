@@ -2,8 +2,8 @@
 
 import torch
 
-from ..edge_data import BoundEdges
-from ..score_source import KINDS, uses_score
+from ..edge_data import VALUES, BoundEdges
+from ..score_source import uses_score
 from ..score_term import MOST_NUMBERS
 from .cuda import LOG2E
 from .fused3s_data import Fused3SData
@@ -16,7 +16,6 @@ _FIELD_BITS = (
     *(("dropout", DROPOUT), ("score", EXPRESSION), ("additive_weight", ADDITIVE)),
     ("key_factor", KEY_FACTOR),
 )
-VALUES = tuple(f"{kind}_values" for kind in KINDS)
 SCORE_DEFAULTS: dict[str, float] = {  # members of cuda/score_term_params.cuh without a score term
     **{name.replace("values", "value_heads"): 1 for name in VALUES},
     **{f"score_number_{i}": 0.0 for i in range(MOST_NUMBERS)},

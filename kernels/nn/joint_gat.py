@@ -11,6 +11,7 @@ from .. import AttentionPlan, BoundEdges
 from ..autograd import with_tensors
 from ..backends import REGISTRY
 from ..backends.base import Call
+from ..edge_data import scored_edges
 from ..side_by_side import RowParts
 from .one_node import NodeCall, attend, tensors_of
 from .projections import Projections
@@ -135,14 +136,8 @@ class GATCall(NodeCall):
             row = [functional.linear(target, target_rows).to(wide).unsqueeze(-1)]
         # The score reads neither queries nor keys.
         query = value if target is None else rows.new_empty((target.shape[0], num_heads, head_dim))
-        edges = BoundEdges(
-            self.plan.edge_order,
-            row_values=row[0],
-            column_values=column,
-            edge_values=edge_values,
-            score=self.score,
-            score_numbers=(self.slope,),
-        )
+        values = {"row_values": row[0], "column_values": column, "edge_values": edge_values}
+        edges = scored_edges(self.plan.edge_order, self.score, (self.slope,), **values)
         attention = self.plan.call(query, value, value, 1.0, dtype, edges, self.dropout)
         output, attention = attend(self.plan, attention, with_lse)
         saved = (bias, source, joint, weight, vectors, target, target_rows, target_weight, of_target, output)

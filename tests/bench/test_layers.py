@@ -110,26 +110,17 @@ def test_sampled_edges_are_edges_of_the_graph():
     key = np.concatenate([np.arange(n) for n in range(nodes)])
     graph = dgl.graph((key, query), num_nodes=nodes, idtype=torch.int32).formats("csc")
     meta = SimpleNamespace(num_nodes=nodes)
-    workload = Workload(graph="mine", seeds=nodes, fan_out=[200])
+    workload = Workload(graph="mine", seeds=nodes, fan_out=[11])
     problem = SimpleNamespace(graph=graph, meta=meta)
     (batch,) = draw_batches(problem, workload, layers=1, columns=4, count=1, seed=0)
     (block,) = batch.blocks
-    # With 200 draws with replacement of at most 11 neighbours all are found: the block is the graph, renumbered.
+    # The fan-out is more than any node's neighbours: the block is the graph, renumbered.
     assert block.num_sources == block.num_targets == nodes
     degree = np.bincount(block.edge_index[1].numpy(), minlength=nodes)
     assert sorted(degree) == [*range(nodes)]
     assert {(degree[source], degree[target]) for source, target in pairs(block)} == {
         (low, high) for high in range(nodes) for low in range(high)
     }
-
-
-def test_samples_of_the_real_graph_have_the_sizes_that_the_readme_was_measured_with(real_graph_dir):
-    own = data.load("ogbn-arxiv", path=real_graph_dir / "single" / "ogbn-arxiv.npz", features=False)
-    expected = {(1024, (15, 10, 5)): (33_000, 21_000, 4_700), (8192, (20, 15)): (145_000, 41_000)}
-    for (seeds, fan_out), edges in expected.items():
-        workload = Workload(graph="ogbn-arxiv", seeds=seeds, fan_out=fan_out)
-        (batch,) = draw_batches(own, workload, layers=len(fan_out), columns=8, count=1, seed=0)
-        assert [block.edge_index.shape[1] for block in batch.blocks] == pytest.approx(edges, rel=0.05)
 
 
 def test_new_edges_are_new_tensors_shared_by_the_layers():

@@ -112,14 +112,11 @@ def test_the_edge_stream_is_a_region_of_its_own():
 
 
 @torch.inference_mode()
-def test_parts_that_are_no_modules_are_one_region(monkeypatch):
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+def test_parts_that_are_no_modules_are_one_region(compiles_eagerly):
     run = prepared(dense="compiled")
     run.run()
     regions = time_regions(run, eager_ms=0.0, device=CPU, repeats=1)
     assert list(regions) == ["embedding", "qkv", "attention", "dense", "readout"]
-    torch.compiler.reset()
 
 
 @torch.inference_mode()

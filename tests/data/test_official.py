@@ -459,7 +459,7 @@ def write_real(root, name, row, col, num_nodes, write_planetoid, write_ogb):
 REAL = ["cora", "citeseer", "pubmed", "elliptic", "musae-github", "facebook-large", "soc-epinions1", "ogbn-arxiv"]
 
 
-@pytest.mark.parametrize("name", [*REAL, "fb100-cornell5", "ego-twitter"])
+@pytest.mark.parametrize("name", [*REAL, "fb100-cornell5"])
 def test_real_graphs(tmp_path, real, write_planetoid, write_ogb, name):
     """The official source gives exactly the authors' edges, and with them the paper's statistics."""
     found = real(f"single/{name}")

@@ -148,14 +148,34 @@ def test_features_of_wider_rows_are_padded_with_zeros():
     assert torch.equal(plan(*tensors, edges=bound), plan(*tensors, edges=data))
 
 
-@pytest.mark.parametrize("name", ["padded_features", "types", "edge_values", "column_values"])
-def test_bound_edges_of_another_length_are_named(name):
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        *[
+            (name, lambda tensor: tensor[:5], r"got 5 entries on cpu, but \d+ on cpu are needed")
+            for name in ("padded_features", "types", "edge_values", "column_values")
+        ],
+        ("head_values", lambda tensor: tensor[:0], "got 0 entries on cpu, but 1 on cpu are needed"),
+        ("column_values", lambda tensor: tensor.to("meta"), r"entries on meta, but \d+ on cpu are needed"),
+        ("padded_features", lambda tensor: tensor[:, :11], r"got shape \(\d+, 11\); \[nnz, 16\] is needed"),
+        ("types", lambda tensor: tensor + 1, "got others than were bound"),
+        ("checked_types", lambda _: None, ""),
+        ("edge_values", lambda _: None, ""),
+        ("edge_values", lambda tensor: tensor[..., :1], ""),
+        ("head_values", lambda tensor: tensor[..., 0], ""),
+        ("score", lambda text: f"{text} + edge7", ""),
+        ("score_numbers", lambda _: (), ""),
+    ],
+)
+def test_bound_edges_take_no_data_that_kernels_would_read_past(name, change, text):
     graph, tensors, data = whole_case()
+    term = ScoreTerm("s + a + b", col={"a": torch.zeros(graph.shape[1])}, head={"b": torch.zeros(2)})
     plan = planned("reference", graph)
-    term = ScoreTerm("s + a", col={"a": torch.zeros(graph.shape[1])})
     bound = plan.bind_edges(replace(data, score=term))
-    with pytest.raises(ValueError, match=rf"{name}: got 5 entries, but \d+ are needed; weights alone may be replaced"):
-        plan(*tensors, edges=replace(bound, **{name: getattr(bound, name)[:5]}))
+    with pytest.raises(ValueError, match=f"{text}.*; weights alone may be replaced in bound edges"):
+        plan(*tensors, edges=replace(bound, **{name: change(getattr(bound, name))}))
+    with pytest.raises(ValueError, match=r"padded_features: got shape \(\d+, 16\); \[nnz, 17\] is needed"):
+        plan(*tensors, edges=replace(bound, num_features=17))
 
 
 def test_a_plan_keeps_its_edge_order_where_it_goes():

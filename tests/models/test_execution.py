@@ -37,13 +37,6 @@ def error(logits, expected):
     return compare(logits, expected).relative
 
 
-@pytest.fixture
-def compiles_eagerly(monkeypatch):
-    """torch.compile that only traces and checks; generating code takes most of a minute."""
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
-
-
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 def test_compiled_parts_agree_with_plain_ones(make_graph, make_model, compiles_eagerly, norm):
     graph, model = make_graph(), make_model(norm=norm, heads=4)

@@ -86,7 +86,7 @@ LISTS = {
     "hubs with copies": lambda: hub_list(90, 2000, 900, 4, 6),
     "hubs larger than shared memory": lambda: hub_list(3000, 3000, 9000, 5, 7),
     "hubs wider than a bitmap": lambda: hub_list(600, (1 << 18) + 9, 9000, 2, 8),
-    "many copies of few": lambda: edge_list(16, 3, 12_000, 9),
+    "many copies of few": lambda: edge_list(16, 3, 5_000, 9),  # more than kBlockKeys
 }
 PATTERNS = {
     "symmetric": lambda: symmetric(random_graph(300, 300, 3, 1)),

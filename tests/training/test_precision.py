@@ -84,7 +84,7 @@ def test_changes_below_the_resolution_of_16_bits_add_up():
     model, graph, labels = make()
     before = copy.deepcopy(model)
     step, batch = step_of(model, graph, labels, torch.bfloat16, lr=1e-3)
-    losses = [step(batch).item() for _ in range(50)]
+    losses = [step(batch).item() for _ in range(20)]
     weight, old = model.blocks[0].qkv.weight, before.blocks[0].qkv.weight
     assert (weight != old).float().mean() > 0.9
     assert losses[-1] < losses[0]
