@@ -196,10 +196,12 @@ class Problem:
 
     def __init__(self, context: Context, shape: Shape, kind: str) -> None:
         self.context, self.shape, self.kind = context, shape, kind
-        self._inputs = tuple(normal_inputs(context, shape, 3, torch.float16))
+        self._inputs: tuple[torch.Tensor, ...] = ()
 
     def inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """q [N, H, d], k and v [N, H or KV heads, d]. Those of another type are dropped."""
+        if not self._inputs:  # also after a conversion that ran out of memory
+            self._inputs = tuple(normal_inputs(self.context, self.shape, 3, torch.float16))
         if self._inputs[0].dtype != dtype:
             tensors, self._inputs = list(self._inputs), ()
             for nth in range(len(tensors)):  # one at a time: both types of all three may not fit

@@ -86,11 +86,14 @@ def eager_passes(
     """Eager passes, with a plan for each batch.
 
     Args:
-        batches: on the model's device, assembled on its current stream.
+        batches: on the model's device, assembled on its current stream, from arrays that the caller's stream wrote.
         stream: on a GPU, the one that batches are assembled and planned on while passes run on the current one.
         by_thread: whether a thread assembles and plans ahead. Else the thread that queues the forward passes does so
             between them, which suits work that is launches only: two threads would wait for each other.
     """
+
+    if stream:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))  # the arrays may not be there yet
 
     def prepared() -> Iterator[tuple[CsrBatch, GraphInputs]]:
         left = iter(batches)

@@ -1,16 +1,20 @@
 """Kernels, heads, edge data and rebuilt plans: columns, bytes and checks of their rows."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 from bench_runs import config, run
 from broken_backends import register_broken
 
 from baselines import REGISTRY
 from bench import kernels as kernel_bench
 from bench.edge_inputs import EdgeInputs
+from bench.kernels import Problem
 from bench.records import Row
-from configs.bench import BenchConfig
+from configs.bench import BenchConfig, Shape
 from fused3s.runtime.cuda_graph import CaptureError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -201,3 +205,14 @@ def test_codes_are_traced_on_a_gpu_and_wrong_or_missing_ones_are_no_failure(tmp_
     ours = {"fused3s_paper", "flashsparse_naive", "flashsparse_stable", "dfgnn_tiling", "dfgnn_hyper", "fused3s"}
     assert {name for name in traced if "published" not in name and name != "turbo_gnn"} == ours
     assert all(traced[name].status == "ok" and traced[name].value > 0 for name in ours)
+
+
+def test_inputs_come_back_after_a_conversion_that_ran_out_of_memory(monkeypatch):
+    context = SimpleNamespace(loaded=SimpleNamespace(meta=SimpleNamespace(shape=(5, 5))), device=torch.device("cpu"))
+    problem = Problem(context, Shape(1, 8), "none")
+    before = problem.inputs(torch.float16)
+    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        patched.setattr(torch.Tensor, "to", Mock(side_effect=torch.OutOfMemoryError))
+        problem.inputs(torch.float32)
+    for wide, half in zip(problem.inputs(torch.float32), before, strict=True):
+        assert torch.equal(wide, half.float())
