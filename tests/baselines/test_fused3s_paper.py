@@ -31,7 +31,7 @@ def split_rows(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches:
 
 def check(monkeypatch, spec: KernelInstance, graph, heads: int, scale: float, label: str) -> float:
     tensors = inputs(*graph.shape, heads, spec.arguments.dim, spec.arguments.dtype)
-    bsb = BSB.from_scipy(graph).to("cuda")
+    bsb = BSB.from_graph(graph).to("cuda")
     with poisoned_buffers(monkeypatch):
         output = launch(spec, bsb, *tensors, scale)
     assert output.dtype == spec.arguments.out_dtype
@@ -98,7 +98,7 @@ def test_edge_parallel_of_every_type_and_with_heads(monkeypatch, edge_case, dtyp
 @pytest.mark.parametrize("dim", [64, 256])
 def test_clocked_build_gives_the_same_bits_and_a_clock_for_each_block(edge_case, switches, dim):
     tensors = inputs(*edge_case.shape, 2, dim, HALF)
-    bsb = BSB.from_scipy(edge_case).to("cuda")
+    bsb = BSB.from_graph(edge_case).to("cuda")
     spec = paper_instance(HALF, SINGLE, dim, **switches)
     expected = launch(spec, bsb, *tensors, 0.3)
 

@@ -80,7 +80,7 @@ def test_every_kind_of_graph_gives_the_same_result():
     query, key = np.nonzero(dense)
     in_edges = dgl.graph((key, query), num_nodes=40)
     tensor = torch.from_numpy(dense).float().to_sparse_csr()
-    for graph in (csr, in_edges, tensor, BSB.from_scipy(csr)):
+    for graph in (csr, in_edges, tensor, BSB.from_graph(csr)):
         for backend in ("dgl", "reference", "csr_unfused", "sdpa_padded"):
             output = sparse_attention(q, k, v, graph, backend=backend)
             torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
