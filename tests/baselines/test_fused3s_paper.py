@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import REAL_GRAPHS, load_real_graph
+from gpu_calls import inputs
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -18,11 +19,6 @@ HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
 TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]
 # One and two k-steps a warp, a last k-step of 8 dimensions, a last warp with one k-step, fewer k-steps than warps.
 DIMS = [8, 16, 24, 64, 72, 128, 136, 200, 256]
-
-
-def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype, device: str = "cuda") -> list[torch.Tensor]:
-    generator = torch.Generator(device).manual_seed(rows + 7 * cols + 13 * heads + dim)
-    return [torch.randn(n, heads, dim, generator=generator, device=device).to(dtype) for n in (rows, cols, cols)]
 
 
 def split_rows(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> KernelInstance:

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 import torch
 from attention_cases import REPEATED, counts_of, dense_attention
 from edge_cases import EDGE_LISTS, FORMS, EdgeList, edge_inputs, expected_attention, in_order, qkv
+from gpu_calls import no_waits
 
 from baselines import REGISTRY
 from fused3s import EdgeData, UnsupportedGraphError, plan_attention, sparse_attention
@@ -223,11 +224,8 @@ def test_gpu_records_and_edge_orders_of_edge_lists_do_not_wait():
 
     graph = EDGE_LISTS["repeated"]()
     given = [edge_index_of(graph).cuda(), *(FORMS[form](graph)[0].cuda() for form in ("torch_coo", "torch_csc"))]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         found = [edge_order(graph_record(each, graph.shape, edge_ids=True), torch.device("cuda", 0)) for each in given]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for each, form in zip(found, ("scipy_coo", "torch_coo", "torch_csc"), strict=True):
         edges = FORMS[form](graph)[1]
         listed = EdgeList(graph.row[edges], graph.col[edges], graph.shape)

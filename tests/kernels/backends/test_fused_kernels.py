@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
+from gpu_calls import inputs, no_waits
 from instances import forward_instance
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 from poison import poisoned_buffers
@@ -32,11 +33,6 @@ TYPES = [
     (torch.bfloat16, torch.float32),
     (torch.bfloat16, torch.bfloat16),
 ]
-
-
-def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    generator = torch.Generator("cuda").manual_seed(rows + 7 * cols + 13 * heads + dim)
-    return [torch.randn(n, heads, dim, generator=generator, device="cuda").to(dtype) for n in (rows, cols, cols)]
 
 
 def fused3s_data(
@@ -270,13 +266,10 @@ def test_does_not_wait_for_the_gpu(backend):
     q, k, v = inputs(65, 65, 1, 64, torch.float16)
     plan(q, k, v)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         torch.cuda._sleep(200_000_000)  # about 0.1 s
         plan(q, k, v)
         assert not torch.cuda.current_stream().query(), "the call returned only after the GPU had finished"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_two_threads_compile_and_run_at_once(monkeypatch, backend):
