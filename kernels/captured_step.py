@@ -25,7 +25,9 @@ from .runtime.cuda_graph import CapturedGraph, CaptureError, Result, capture
 State = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
 
 
-def capture_step(run: Callable[[], Result], model: nn.Module, *states: State) -> CapturedGraph[Result]:
+def capture_step(
+    run: Callable[[], Result], model: nn.Module, *states: State, shares: CapturedGraph[Any] | None = None
+) -> CapturedGraph[Result]:
     """Capture a training step; `replay()` of the result returns the result of `run`, in the same tensors.
 
     `run` is called before the capture; afterwards weights, buffers, states and random numbers are restored.
@@ -36,6 +38,7 @@ def capture_step(run: Callable[[], Result], model: nn.Module, *states: State) ->
             must be a tensor.
         model: the trained model, on a GPU.
         states: optimisers, gradient scalers and other modules that `run` changes.
+        shares: a captured step whose temporary memory this one uses, too: never run the two at the same time.
 
     Raises:
         CaptureError: the model is not on a GPU, or `run` waits for the GPU or does something else that a capture does
@@ -46,7 +49,7 @@ def capture_step(run: Callable[[], Result], model: nn.Module, *states: State) ->
         where = "has no parameters" if device is None else f"is on {device}"
         raise CaptureError(f"a CUDA graph needs a model on an NVIDIA GPU, and this one {where}")
     with _restored([model, *states], device):
-        return capture(run, device)
+        return capture(run, device, shares=shares)
 
 
 def copy_padded_(target: Tensor, rows: Tensor, padding: float = 0) -> None:

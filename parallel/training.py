@@ -173,8 +173,8 @@ class RankStep(Step):
         # Without labels the mean would be NaN; the backward pass must still run, to exchange gradients.
         return 0.0 * self.forward(batch.inputs).float().sum()
 
-    def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
-        return capture_together(lambda: super(RankStep, self).captured(run), self.group)
+    def captured(self, run: Callable[[], Tensor], shares: CapturedGraph[Tensor] | None = None) -> CapturedGraph[Tensor]:
+        return capture_together(lambda: super(RankStep, self).captured(run, shares), self.group)
 
     def reduce(self, weights: list[nn.Parameter]) -> None:
         sum_in_rank_order([weight.grad for weight in weights], self.group)

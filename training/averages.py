@@ -27,6 +27,7 @@ class Averages:
         own, averaged = model.state_dict(), self.model.state_dict()
         names = [name for name, tensor in own.items() if tensor.is_floating_point()]
         self._own, self._averaged = [own[name] for name in names], [averaged[name] for name in names]
+        self._before = [tensor.clone() for tensor in self._own]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -36,7 +37,9 @@ class Averages:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the weights of the model are the averaged ones. A CUDA graph can capture it."""
-        before = [tensor.clone() for tensor in self._own]
+        foreach_copy_(self._before, self._own)
         foreach_copy_(self._own, self._averaged)
-        yield
-        foreach_copy_(self._own, before)
+        try:
+            yield
+        finally:
+            foreach_copy_(self._own, self._before)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -205,14 +206,15 @@ class Trainer:
     def _epoch(self, epoch: int) -> EpochRecord:
         training, start = self.config.training, time.perf_counter()
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
-        for index, batch in enumerate(self.task.batches([self.seed, epoch])):
+        batches = chain(self.task.batches([self.seed, epoch]), [None])
+        for index, (batch, following) in enumerate(pairwise(batches)):
             rate = learning_rate(training, epoch - 1 + (index + 0.5) / self.task.steps)
             set_learning_rate(self.step.optimiser, rate)
-            losses += self.runner(batch)
+            losses += self.runner(batch, following)
         loss = self._total(losses).item() / self.task.steps
         seconds = time.perf_counter() - start
         self._check_finite("training loss", loss, epoch)
-        outputs, labels = self.task.predict(self.runner.evaluate, "valid")
+        outputs, labels = self.runner.predict(self.task, "valid")
         valid_loss = self.step.loss_of(outputs, labels).item()
         self._check_finite("validation loss", valid_loss, epoch)
         metric = self._score(outputs, labels)
@@ -263,7 +265,7 @@ class Trainer:
 
     def _finish(self, seconds: tuple[float, ...], start: float) -> TrainResult:
         self.step.evaluated.load_state_dict(self.best.weights)
-        test = self._score(*self.task.predict(self.runner.evaluate, "test"))
+        test = self._score(*self.runner.predict(self.task, "test"))
         if self.writes:
             self._export(test)
         total = time.perf_counter() - start if len(seconds) == self.done else None

@@ -91,6 +91,8 @@ def labels_of(loaded: LoadedGraph) -> tuple[Tensor, str]:
             f"{', '.join(OF_CLASSES)} (one label a row), and rocauc, ap, {', '.join(OF_TARGETS)} (a column for each "
             "task)"
         )
+    if metric in ("rocauc", "ap"):
+        import sklearn.metrics  # noqa: F401, takes a second: before a training whose time is taken
     return (labels.flatten().nan_to_num(-1).long(), metric) if single else (labels.float(), metric)
 
 
@@ -132,16 +134,15 @@ def _of_targets(metric: str, outputs: Tensor, labels: Tensor) -> float:
 
 
 def _of_tasks(metric: str, logits: Tensor, labels: Tensor) -> float:
-    # Importing torchmetrics takes seconds.
-    from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+    from sklearn.metrics import average_precision_score, roc_auc_score
 
-    function = {"rocauc": binary_auroc, "ap": binary_average_precision}[metric]
+    function = {"rocauc": roc_auc_score, "ap": average_precision_score}[metric]
     found = []
     for task in range(labels.shape[1]):
         known = ~labels[:, task].isnan()
-        target = labels[known, task].long()
-        if 0 < target.sum() < len(target):
-            found.append(function(logits[known, task].double().sigmoid(), target).item())
+        positive = labels[known, task] > 0
+        if 0 < positive.sum() < len(positive):
+            found.append(float(function(positive.cpu().numpy(), logits[known, task].double().cpu().numpy())))
     if not found:
         raise ValueError(f"{metric}: no task has a positive and a negative label among the {len(labels)} rows")
     return sum(found) / len(found)

@@ -17,6 +17,7 @@ from data.prefetch import made_ahead
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models import GraphInputs
 from models.graph_inputs import pattern_of
+from training.captured_batches import Assemble, CapturedBatches, Load
 from training.metrics import UNKNOWN
 from training.padded_batches import Room
 from training.step import Step
@@ -103,31 +104,33 @@ class SampledBatch:
         return self._batch.labels
 
 
-class CapturedSamples:
-    """Two CUDA graphs: `Step` on a sample, whose only input is the sample, packed and padded; and the evaluation of the
-    whole graph. Larger samples run eagerly.
+class CapturedSamples(CapturedBatches):
+    """`CapturedBatches` of samples, packed and padded; a CUDA graph evaluates the whole graph.
 
     Args:
-        make_room: as of `training.captured_graphs.CapturedGraphs`, which has these attributes, too.
+        make_room: as of `training.captured_graphs.CapturedGraphs`, which has this attribute, too.
 
     Raises:
         CaptureError: no refillable plan supports the model's heads, or a layer waits for the GPU.
     """
 
     def __init__(self, step: Step, task: SampledNodesTask, make_room: Callable[[BatchSize, bool], Room]) -> None:
-        self.step, self.num_eager, self.size = step, 0, task.likely_size()
-        room = make_room(self.size, True)
+        self.size = task.likely_size()
         fitting = next(sample for draw in task.draws([0]) if self._fits(sample := draw()))
-        self._packed = to_device(packed(fitting, self.size), step.device)
-        self._step: CapturedGraph[Tensor] = step.captured(lambda: step(task.batch(self._packed, self.size, room)))
-        self._evaluation: CapturedGraph[Tensor] = capture(lambda: step.evaluate(task.whole), step.device)
 
-    def __call__(self, batch: SampledBatch) -> Tensor:
-        if not self._fits(batch.sample):
-            self.num_eager += 1
-            return self.step(batch)
-        self._packed.copy_(to_device(packed(batch.sample, self.size), self.step.device))
-        return self._step.replay()
+        def make_slot() -> tuple[Load, Assemble]:
+            room = make_room(self.size, True)
+            held = to_device(packed(fitting, self.size), step.device)
+
+            def load(batch: SampledBatch) -> bool:
+                if fits := self._fits(batch.sample):
+                    held.copy_(to_device(packed(batch.sample, self.size), step.device))
+                return fits
+
+            return load, lambda: task.batch(held, self.size, room)
+
+        super().__init__(step, make_slot)
+        self._evaluation: CapturedGraph[Tensor] = capture(lambda: step.evaluate(task.whole), step.device)
 
     def evaluate(self, batch: Batch) -> Tensor:
         return self._evaluation.replay()

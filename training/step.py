@@ -1,7 +1,7 @@
 """One step of training and one evaluation pass, eager or as CUDA graphs."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from models.fast import Forward
 from training.averages import Averages
 from training.losses import Loss
 from training.precision import WorkingCopy
-from training.tasks import Batch
+from training.tasks import Batch, Task
 
 
 class Step:
@@ -48,8 +48,8 @@ class Step:
         self.averages = Averages(model, ema) if ema else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=working.model.dtype == torch.float16)
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """The loss before the step, on the device."""
+    def __call__(self, batch: Batch, following: Batch | None = None) -> Tensor:
+        """The loss before the step, on the device. `training.captured_batches` prepares the batch `following`."""
         self.working.model.train()
         self.working.refresh()
         loss = self.loss(batch)
@@ -72,26 +72,39 @@ class Step:
     def reduce(self, weights: list[nn.Parameter]) -> None:
         """Complete the gradients of the optimiser's vectors; nothing to do on one process."""
 
-    @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor:
-        """Logits without dropout, of the evaluated model."""
-        self.working.model.eval()
+    def predict(self, task: Task, part: str) -> tuple[Tensor, Tensor]:
+        """Logits and labels of a split, as `Task.predict`, of the evaluated model without dropout."""
+        with self.evaluating():
+            return task.predict(self.evaluate, part)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, `evaluate` computes with the evaluated model. A CUDA graph can capture it."""
         with self.averages.in_place() if self.averages else nullcontext():
             self.working.refresh()
-            return self.forward(batch.inputs)
+            yield
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        """Logits without dropout."""
+        self.working.model.eval()
+        return self.forward(batch.inputs)
 
     @property
     def evaluated(self) -> GraphModel:
         """The model that is evaluated and kept: the average, or `model` without one."""
         return self.averages.model if self.averages else self.model
 
-    def captured(self, run: Callable[[], Tensor]) -> CapturedGraph[Tensor]:
+    def captured(self, run: Callable[[], Tensor], shares: CapturedGraph[Tensor] | None = None) -> CapturedGraph[Tensor]:
         """A CUDA graph of a step or an evaluation; weights, their average and the optimiser are restored afterwards.
+
+        Args:
+            shares: as of `fused3s.capture_step`.
 
         Raises:
             CaptureError: a backend or layer waits for the GPU.
         """
-        return capture_step(run, self.model, self.evaluated, self.optimiser, self.scaler)
+        return capture_step(run, self.model, self.evaluated, self.optimiser, self.scaler, shares=shares)
 
 
 class CapturedStep:
@@ -102,17 +115,24 @@ class CapturedStep:
     """
 
     def __init__(self, step: Step, batch: Batch) -> None:
-        self.batch = batch
+        self.step, self.batch = step, batch
         self.train: CapturedGraph = step.captured(lambda: step(batch))
-        self.evaluation: CapturedGraph = step.captured(lambda: step.evaluate(batch))
+        self.evaluation: CapturedGraph = step.captured(self._evaluated)
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch, following: Batch | None = None) -> Tensor:
         self._check(batch)
         return self.train.replay()
 
-    def evaluate(self, batch: Batch) -> Tensor:
+    def predict(self, task: Task, part: str) -> tuple[Tensor, Tensor]:
+        return task.predict(self._evaluate, part)
+
+    def _evaluate(self, batch: Batch) -> Tensor:
         self._check(batch)
         return self.evaluation.replay()
+
+    def _evaluated(self) -> Tensor:
+        with self.step.evaluating():
+            return self.step.evaluate(self.batch)
 
     def _check(self, batch: Batch) -> None:
         if batch.inputs is not self.batch.inputs:

@@ -20,6 +20,7 @@ from training.padded_batches import PaddedBatches
 from training.targets import Targets
 
 PARTS = ("train", "valid", "test")
+EVALUATED = 4  # ratio of batches of evaluation, whose activations are not kept, to those of a step
 Plan = Callable[[Any], Attention]  # of a DGLGraph or a CSRPattern
 
 
@@ -139,9 +140,11 @@ class GraphsTask:
         return self.model.prepare_batch(batch, self.plan(pattern_of(batch)))
 
     def order(self, part: str, seed: list[int] | None) -> list[np.ndarray]:
-        """Graphs of each batch of a split, shuffled unless the seed is None."""
+        """Graphs of each batch of a split: shuffled for training, in equal batches in order if the seed is None."""
         ids = self.ids[part].numpy()
-        ids = ids if seed is None else np.random.default_rng(seed).permutation(ids)
+        if seed is None:
+            return np.array_split(ids, -(-len(ids) // (EVALUATED * self.batch_size)))
+        ids = np.random.default_rng(seed).permutation(ids)
         return [ids[first : first + self.batch_size] for first in range(0, len(ids), self.batch_size)]
 
     def _batches(self, part: str, seed: list[int] | None) -> "Iterator[GraphsBatch]":

@@ -9,8 +9,8 @@
 // part in the statistics.
 //
 // The blocks of a sum stride over the rows (row_lanes.cuh), each thread with the sums of its columns in registers. They
-// write partials, which the last-arriving block merges in the order of the blocks: the same bits on every run. Means
-// and squared deviations are merged as in Chan, Golub and LeVeque (1983), without cancellation.
+// write partials, which the last-arriving block merges in a fixed order: the same bits on every run. Means and squared
+// deviations are merged as in Chan, Golub and LeVeque (1983), from the mean of the first part.
 #include "ptx/atom.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "row_lanes.cuh"
@@ -58,6 +58,7 @@ struct GradientParams {
 };
 
 constexpr int kBatch = 2;  // rows per lane with loads in flight, if a row has one chunk per lane
+constexpr int kInFlight = 16;  // partials that a thread of the last-arriving block loads at a time
 
 template <int kColumns>
 struct Columns : RowLanes<kColumns> {
@@ -91,24 +92,58 @@ struct Columns : RowLanes<kColumns> {
   }
 };
 
-// The sum of f(n) for n = 0 .. count - 1 over the slices of a column, in every thread of the column; f may read global
-// memory. All threads of the block take part.
-template <int kColumns, class Value>
-__device__ __forceinline__ float sum_over_slices(int count, float (&of_slices)[kThreads], const Value& f) {
+// Sums of the `kSums` terms that terms(n, each) writes, over n = 0 .. count - 1, in every thread of the column: its
+// slices share out the n, and kInFlight loads of a thread wait together. All threads of the block take part.
+template <int kColumns, int kSums, class Terms>
+__device__ __forceinline__ void sum_over_slices(float (&totals)[kSums], int count, float (&of_slices)[kSums][kThreads],
+                                                const Terms& terms) {
   using C = Columns<kColumns>;
   const int slice = threadIdx.x / C::kAcross;
-  float total = 0.0f;
+  float own[kSums] = {};
   if (slice < C::kSlices) {
-#pragma unroll 8
-    for (int n = slice; n < count; n += C::kSlices) total += f(n);
+    for (int first = slice; first < count; first += kInFlight * C::kSlices) {
+#pragma unroll
+      for (int n = 0; n < kInFlight; ++n) {
+        const int part = first + n * C::kSlices;
+        float each[kSums];
+        terms(min(part, count - 1), each);
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) own[i] += part < count ? each[i] : 0.0f;
+      }
+    }
   }
   __syncthreads();  // the last sums were read
-  of_slices[threadIdx.x] = total;
-  __syncthreads();
-  total = 0.0f;
 #pragma unroll
-  for (int n = 0; n < C::kSlices; ++n) total += of_slices[n * C::kAcross + threadIdx.x % C::kAcross];
-  return total;
+  for (int i = 0; i < kSums; ++i) of_slices[i][threadIdx.x] = own[i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    totals[i] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < C::kSlices; ++n) totals[i] += of_slices[i][n * C::kAcross + threadIdx.x % C::kAcross];
+  }
+}
+
+// Count, mean and squared deviations of a part of the rows in one column.
+struct Moments {
+  float count, mean, squares;
+};
+
+// Mean and squared deviations of parts 0 .. num_parts - 1, `count` rows in all. The first part with rows must be part 0:
+// deviations are taken from its mean, which makes the cancellation at most that of `num_parts` equal parts.
+template <int kColumns, class Part>
+__device__ __forceinline__ Moments merge_parts(int num_parts, float count, float (&of_slices)[2][kThreads],
+                                               const Part& part) {
+  const float shift = part(0).mean;
+  float totals[2];
+  sum_over_slices<kColumns>(totals, num_parts, of_slices, [&](int n, float(&each)[2]) {
+    const Moments of_part = part(n);
+    const float distance = of_part.mean - shift;
+    each[0] = of_part.count * distance;
+    each[1] = of_part.squares + each[0] * distance;
+  });
+  const float offset = totals[0] / fmaxf(count, 1.0f);
+  return {count, shift + offset, fmaxf(totals[1] - totals[0] * offset, 0.0f)};
 }
 
 // Whether this block is the last-arriving one, which then sees the partials of all.
@@ -171,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) batch_norm_statistics(const __grid_c
   __shared__ float row_means[C::kBlockRows * kColumns];
   __shared__ float row_squares[C::kBlockRows * kColumns];
   __shared__ float row_counts[C::kBlockRows];
-  __shared__ float of_slices[kThreads];
+  __shared__ float of_slices[2][kThreads];
   if (C::chunk(0) == 0) row_counts[C::row()] = count;
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
@@ -190,34 +225,25 @@ __global__ void __launch_bounds__(kThreads) batch_norm_statistics(const __grid_c
   for (int row = 0; row < C::kBlockRows; ++row) block_count += row_counts[row];
   if (threadIdx.x == 0) of_block[2 * kColumns] = block_count;
   C::for_each_column([&](int column, bool writes) {
-    const float total = sum_over_slices<kColumns>(C::kBlockRows, of_slices, [&](int row) {
-      return row_counts[row] * row_means[row * kColumns + column];
+    const Moments of_rows = merge_parts<kColumns>(C::kBlockRows, block_count, of_slices, [&](int row) -> Moments {
+      return {row_counts[row], row_means[row * kColumns + column], row_squares[row * kColumns + column]};
     });
-    const float block_mean = total / fmaxf(block_count, 1.0f);
-    const float block_squares = sum_over_slices<kColumns>(C::kBlockRows, of_slices, [&](int row) {
-      const float distance = row_means[row * kColumns + column] - block_mean;
-      return row_squares[row * kColumns + column] + row_counts[row] * distance * distance;
-    });
-    if (writes) of_block[column] = block_mean, of_block[kColumns + column] = block_squares;
+    if (writes) of_block[column] = of_rows.mean, of_block[kColumns + column] = of_rows.squares;
   });
   if (!arrive_is_last(p.semaphore)) return;
 
   if (threadIdx.x == 0) ++*p.num_batches;
   const float num_real = p.row_weights ? rintf(1.0f / p.row_weights[0]) : p.num_rows;
   C::for_each_column([&](int column, bool writes) {
-    const auto partial = [&](int n) { return p.partial + static_cast<i64>(n) * kPartial; };
-    const float total = sum_over_slices<kColumns>(
-        gridDim.x, of_slices, [&](int n) { return partial(n)[2 * kColumns] * partial(n)[column]; });
-    const float total_mean = total / num_real;
-    const float total_squares = sum_over_slices<kColumns>(gridDim.x, of_slices, [&](int n) {
-      const float distance = partial(n)[column] - total_mean;
-      return partial(n)[kColumns + column] + partial(n)[2 * kColumns] * distance * distance;
+    const Moments found = merge_parts<kColumns>(gridDim.x, num_real, of_slices, [&](int n) -> Moments {
+      const float* const partial = p.partial + static_cast<i64>(n) * kPartial;
+      return {partial[2 * kColumns], partial[column], partial[kColumns + column]};
     });
     if (!writes) return;
-    p.statistics[column] = total_mean;
-    p.statistics[kColumns + column] = total_squares / num_real;
-    const float unbiased = total_squares / fmaxf(num_real - 1.0f, 1.0f);
-    p.running_mean[column] += p.momentum * (total_mean - p.running_mean[column]);
+    p.statistics[column] = found.mean;
+    p.statistics[kColumns + column] = found.squares / num_real;
+    const float unbiased = found.squares / fmaxf(num_real - 1.0f, 1.0f);
+    p.running_mean[column] += p.momentum * (found.mean - p.running_mean[column]);
     p.running_variance[column] += p.momentum * (unbiased - p.running_variance[column]);
   });
 }
@@ -309,15 +335,15 @@ __global__ void __launch_bounds__(kThreads) batch_norm_sums(const __grid_constan
   }
   store_column_sums<kColumns, 2>(sums, p.partial + static_cast<i64>(blockIdx.x) * 2 * kColumns);
   if (!arrive_is_last(p.semaphore)) return;
-  __shared__ float of_slices[kThreads];
-  for (int of = 0; of < 2; ++of) {
-    C::for_each_column([&](int column, bool writes) {
-      const float total = sum_over_slices<kColumns>(gridDim.x, of_slices, [&](int n) {
-        return p.partial[(static_cast<i64>(n) * 2 + of) * kColumns + column];
-      });
-      if (writes) p.total[of * kColumns + column] = total;
+  __shared__ float of_slices[2][kThreads];
+  C::for_each_column([&](int column, bool writes) {
+    float totals[2];
+    sum_over_slices<kColumns>(totals, gridDim.x, of_slices, [&](int n, float(&each)[2]) {
+      const float* const partial = p.partial + static_cast<i64>(n) * 2 * kColumns + column;
+      each[0] = partial[0], each[1] = partial[kColumns];
     });
-  }
+    if (writes) p.total[column] = totals[0], p.total[kColumns + column] = totals[1];
+  });
 }
 
 template <Element kElement, int kColumns>

@@ -33,12 +33,14 @@ class CapturedGraph(Generic[Result]):
         result: result of the last captured call; a replay overwrites its tensors.
         run: the captured function; it keeps alive what its launches read and write, such as a plan with room.
         semaphores: buffers of the captured split-KV launches, kept alive with the graph.
+        stream: the stream that was captured.
     """
 
     graph: torch.cuda.CUDAGraph
     result: Result
     run: Callable[[], Result]
     semaphores: Any
+    stream: torch.cuda.Stream
 
     def replay(self) -> Result:
         """Queue the graph on torch's current stream."""
@@ -46,7 +48,9 @@ class CapturedGraph(Generic[Result]):
         return self.result
 
 
-def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) -> CapturedGraph[Result]:
+def capture(
+    run: Callable[[], Result], device: torch.device, launches: int = 1, shares: CapturedGraph[Any] | None = None
+) -> CapturedGraph[Result]:
     """Capture `launches` consecutive calls of `run` in a CUDA graph.
 
     Args:
@@ -54,26 +58,33 @@ def capture(run: Callable[[], Result], device: torch.device, launches: int = 1) 
             capture, where it may compile and tune; exceptions of these calls propagate.
         device: the GPU that `run` uses; need not be the current one.
         launches: number of captured calls.
+        shares: a graph whose temporary memory this one uses, too: never run the two at the same time.
 
     Raises:
         CaptureError: `run` waits for the GPU, does something else that a capture does not allow, or queues nothing on
             `device`. Torch's allocator, random numbers, streams and current device are unchanged.
     """
     with torch.cuda.device(device):
-        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        # torch's allocator gives freed memory to the same stream only.
+        stream, current = shares.stream if shares else torch.cuda.Stream(), torch.cuda.current_stream()
         with graph_semaphores(current.device_index, stream.cuda_stream) as semaphores:
-            return _capture(run, stream, current, launches, semaphores)
+            return _capture(run, stream, current, launches, semaphores, shares)
 
 
 def _capture(
-    run: Callable[[], Result], stream: torch.cuda.Stream, current: torch.cuda.Stream, launches: int, semaphores: Any
+    run: Callable[[], Result],
+    stream: torch.cuda.Stream,
+    current: torch.cuda.Stream,
+    launches: int,
+    semaphores: Any,
+    shares: CapturedGraph[Any] | None,
 ) -> CapturedGraph[Result]:
     stream.wait_stream(current)
     with torch.cuda.stream(stream):  # torch asks for a warm-up on the stream that captures
         run()
         run()
     current.wait_stream(stream)
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    graph, pool = torch.cuda.CUDAGraph(), shares.graph.pool() if shares else torch.cuda.graph_pool_handle()
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=MODE):
             for _ in range(launches):
@@ -86,7 +97,7 @@ def _capture(
         raise CaptureError(
             f"nothing was queued on cuda:{current.device_index}: the function works on another device, or not at all"
         )
-    return CapturedGraph(graph, result, run, semaphores)
+    return CapturedGraph(graph, result, run, semaphores, stream)
 
 
 def _num_nodes(stream: int) -> int | None:

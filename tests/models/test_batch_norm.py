@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from poison import poisoned_buffers
 from torch import nn
 
+from dense.batch_norm import residual_batch_norm
 from models.batch_norm import BatchNorm
+from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
 
 @pytest.mark.parametrize(("real", "rows"), [(37, 64), (2, 64), (64, 64)])
@@ -47,6 +50,20 @@ def test_one_real_row_gives_finite_running_statistics():
     y = norm(torch.randn(4, 3), torch.tensor([1.0, 0, 0, 0]))
     torch.testing.assert_close(y[0], norm.bias)
     assert all(buffer.isfinite().all() for buffer in norm.buffers())
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("one_thread")
+def test_statistics_of_the_kernels_do_not_cancel(monkeypatch):
+    """Means far from 0, and a first row far from the mean."""
+    torch.manual_seed(0)
+    x = (100 + torch.randn(500, 8)).half()
+    x[0, ::2] = -2000
+    norm = BatchNorm(8)
+    with cuda_on_cpu(MODES["late"], num_sms=3), poisoned_buffers(monkeypatch):
+        _, _, (mean, variance) = residual_batch_norm(x, None, norm, None)
+    torch.testing.assert_close(mean.double(), x.double().mean(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(variance.double(), x.double().var(0, correction=0), rtol=2**-15, atol=0)
 
 
 @pytest.mark.gpu

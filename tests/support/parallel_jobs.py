@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.tensorboard
-import torchmetrics.functional.classification  # noqa: F401
 from gradient_cases import GradientCase, both_passes
 from poison import poisoned_buffers
 from scripts_as_modules import load_script
@@ -51,7 +50,7 @@ from parallel.training import RankTrainer, load_on_ranks
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
 from training import EpochRecord, TrainingError, TrainResult
 
-# Imported here, once for all ranks: tensorboard, torchmetrics and DGL take seconds.
+# Imported here, once for all ranks: tensorboard and DGL take seconds.
 import_dgl()
 
 
@@ -298,7 +297,7 @@ class CalledAgain:
 
     FAILING: tuple[int, ...] = ()
 
-    def __init__(self, run: Callable[[], torch.Tensor], *states: Any) -> None:
+    def __init__(self, run: Callable[[], torch.Tensor], *states: Any, shares: None) -> None:
         if dist.get_rank() in self.FAILING:
             raise CaptureError("it waits for the GPU")
         self.replay = run

@@ -34,19 +34,21 @@ class ReferenceRoom:
 
 
 class CalledAgain:
-    """As a CUDA graph of `run`: a replay calls it, and writes to the tensor of the first call."""
+    """As a CUDA graph of `run`: a replay calls it, and writes to the tensor of the first call, if it returns one."""
 
     def __init__(self, run, device):
         self.run, self.result = run, run()
 
     def replay(self):
-        return self.result.copy_(self.run())
+        found = self.run()
+        self.result = self.result.copy_(found) if isinstance(found, torch.Tensor) else found
+        return self.result
 
 
 def capture_steps_on_cpu(monkeypatch, *modules):
     """`capture_step` of these modules takes models on the CPU."""
 
-    def capture_step(run, *states):
+    def capture_step(run, *states, shares=None):
         with captured_step._restored(states, torch.device("cpu")):
             return CalledAgain(run, torch.device("cpu"))
 

@@ -2,6 +2,7 @@
 function that is called again stands in for the CUDA graph, and the reference backend for a plan with room."""
 
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,19 +13,21 @@ from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 
 import fused3s
 from models import GraphTransformer
-from training import Trainer, captured_graphs, samples, step
+from models.fast_training import SecondStream
+from training import Trainer, captured_batches, captured_graphs, samples, step, tasks
 from training.padded_batches import padding_refused
 
 
 @pytest.fixture
 def captured_on_cpu(monkeypatch):
-    """Trainers capture their steps."""
+    """Trainers capture their steps, and evaluate in smaller batches than eager ones."""
 
     def refused(trainer):
         return padding_refused(trainer.step.working.model, "fused3s", "none", trainer.task.graphs)
 
     monkeypatch.setattr(fused3s, "PlanRoom", ReferenceRoom)
-    for module in (captured_graphs, samples):
+    monkeypatch.setattr(tasks, "EVALUATED", 1)
+    for module in (captured_batches, captured_graphs, samples):
         monkeypatch.setattr(module, "capture", CalledAgain)
     monkeypatch.setattr(Trainer, "_capture_refused", refused)
     capture_steps_on_cpu(monkeypatch, step)
@@ -43,6 +46,15 @@ def loss_of_graphs(model, loaded, ids):
             if not math.isnan(label):
                 total, known = total + F.softplus(-logit if label else logit), known + 1
     return total / known
+
+
+def assert_same(trainer, records, other, expected):
+    """Losses, score and weights of two runs."""
+    for record, wanted in zip(records, expected, strict=True):
+        assert (record.loss, record.valid_loss) == pytest.approx((wanted.loss, wanted.valid_loss), rel=1e-4)
+    assert trainer.result.test == pytest.approx(other.result.test)
+    for name, tensor in trainer.step.model.state_dict().items():
+        torch.testing.assert_close(tensor, other.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
 
 
 def test_the_loss_and_gradients_of_a_padded_batch_are_those_of_its_graphs(
@@ -85,10 +97,32 @@ def test_a_captured_run_on_molecules_is_the_eager_run(
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, molecules, tmp_path / "captured")
     assert (eager.captured, captured.captured, captured.runner.num_eager) == (False, True, 0)
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
-    for name, tensor in captured.step.model.state_dict().items():
-        torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+    assert_same(captured, records, eager, expected)
+
+
+def test_each_batch_is_assembled_once_and_beside_the_step_before(
+    graphs, make_config, trained, tmp_path, captured_on_cpu, monkeypatch
+):
+    events = []
+
+    @contextmanager
+    def work(second):
+        events.append("beside")
+        yield
+        events.append("step")
+
+    def fill(room, edges):
+        events.append("fill")
+        return filled(room, edges)
+
+    filled = ReferenceRoom.fill
+    trainer = Trainer(make_config(data__batch_size=4), graphs, tmp_path, seed=0)
+    monkeypatch.setattr(SecondStream, "work", work)
+    monkeypatch.setattr(ReferenceRoom, "fill", fill)
+    trainer.runner.evaluate = trainer.step.evaluate  # eager
+    next(trainer.run())
+    ahead = ["beside", "fill", "step"]
+    assert events == ["fill", *ahead, *ahead, "beside", "step"]
 
 
 @pytest.mark.parametrize("labelled", ["graphs", "classes", "targets", "nodes_of_graphs"])
@@ -104,11 +138,7 @@ def test_a_captured_run_is_the_eager_run(replaced, make_config, trained, tmp_pat
     request.getfixturevalue("captured_on_cpu")
     captured, records = trained(config, graphs, tmp_path / "captured")
     assert (eager.captured, captured.captured, captured.runner.num_eager) == (False, True, 0)
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
-    assert captured.result.test == pytest.approx(eager.result.test)
-    for name, tensor in captured.step.model.state_dict().items():
-        torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+    assert_same(captured, records, eager, expected)
 
 
 @pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv"])
@@ -123,8 +153,4 @@ def test_a_captured_run_on_samples_is_the_eager_run(nodes, make_config, trained,
     captured, records = trained(config, nodes, tmp_path / "captured")
     assert captured.captured
     assert 0 < captured.runner.num_eager < 12  # steps
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=1e-4)
-    assert captured.result.test == pytest.approx(eager.result.test)
-    for name, tensor in captured.step.model.state_dict().items():
-        torch.testing.assert_close(tensor, eager.step.model.state_dict()[name], atol=1e-4, rtol=1e-3)
+    assert_same(captured, records, eager, expected)

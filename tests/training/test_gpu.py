@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import fused3s
+from data import csr_batches
 from fused3s.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
 from models.fast_training import SecondStream
-from training import Trainer
+from training import Trainer, tasks
+from training.captured_batches import CapturedBatches
 
 pytestmark = pytest.mark.gpu
 
@@ -99,8 +101,9 @@ def test_captured_samples_train_as_the_reference_on_the_cpu(nodes, gpu_config, m
 
 @pytest.mark.parametrize("data_set", ["nodes_of_graphs", "targets"])
 def test_captured_batches_of_nodes_and_targets_train_as_the_reference_on_the_cpu(
-    request, gpu_config, make_config, trained, tmp_path, data_set
+    request, gpu_config, make_config, trained, tmp_path, monkeypatch, data_set
 ):
+    monkeypatch.setattr(tasks, "EVALUATED", 1)
     loaded = request.getfixturevalue(data_set)
     options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "training__epochs": 2}
     options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__precision": "float32"}
@@ -128,6 +131,19 @@ def test_each_replay_drops_other_weights(nodes, gpu_config, trained, tmp_path):
     _, records = trained(config, nodes, tmp_path)
     assert len({record.loss for record in records}) == len(records)
     assert len({record.valid_loss for record in records}) == 1
+
+
+def test_batches_assembled_beside_a_step_have_the_same_bits(graphs, gpu_config, trained, tmp_path, monkeypatch):
+    """Also with dropout, other batches in each epoch, and batches between them that do not fit and run eagerly."""
+    monkeypatch.setattr(csr_batches, "SPREAD", 0.0)
+    config = gpu_config(model__dropout=0.3, model__attention_dropout=0.3, data__batch_size=2, training__epochs=30)
+    ahead, _ = trained(config, graphs, tmp_path / "ahead")
+    assert 0 < ahead.runner.num_eager < 100  # of 150 steps
+    run = CapturedBatches.__call__
+    monkeypatch.setattr(CapturedBatches, "__call__", lambda runner, batch, following: run(runner, batch))
+    alone, _ = trained(config, graphs, tmp_path / "alone")
+    for name, tensor in ahead.step.model.state_dict().items():
+        assert torch.equal(tensor, alone.step.model.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("data_set", ["nodes", "graphs"])

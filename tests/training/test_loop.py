@@ -75,6 +75,23 @@ def test_steps_are_those_of_plain_autograd_in_float64(nodes, make_config, traine
             torch.testing.assert_close(last[key][name], parameter.detach().float(), rtol=1e-4, atol=1e-6)
 
 
+def test_an_evaluation_that_fails_leaves_the_weights_that_are_trained(nodes, make_config, tmp_path):
+    trainer = Trainer(make_config(training__ema=0.5), nodes, tmp_path, seed=0)
+    trainer.step(trainer.task.static)
+    weight = trainer.step.model.readout.classes.weight
+    before, seen = weight.detach().clone(), []
+
+    class Task:
+        def predict(self, forward, part):
+            seen.append(weight.detach().clone())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step.predict(Task(), "valid")
+    assert torch.equal(weight, before)
+    assert not torch.equal(seen[0], before)
+
+
 @pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"])
 def test_the_backend_pyg_trains_pygs_layers_to_the_same_numbers(nodes, make_config, trained, tmp_path, kind):
     _, expected = trained(make_config(model__kind=kind), nodes, tmp_path / "reference")

@@ -32,7 +32,7 @@ def test_samples_of_all_neighbours_have_the_loss_and_gradients_of_the_whole_grap
             torch.testing.assert_close(parameter.grad.double(), gradient, atol=1e-6, rtol=1e-4)
     assert sorted(seen) == sorted(nodes.splits["train"].tolist())
     assert seen != [node for batch in trainer.task.batches([0, 2]) for node in batch.sample.nodes[:4]]
-    _, labels = trainer.task.predict(trainer.step.evaluate, "test")
+    _, labels = trainer.step.predict(trainer.task, "test")
     assert torch.equal(labels, nodes.labels[nodes.splits["test"]])
 
 

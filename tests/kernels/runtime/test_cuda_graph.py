@@ -110,6 +110,17 @@ def test_gpu_replays_launches_and_recovers_from_a_failure():
 
 
 @pytest.mark.gpu
+def test_gpu_graphs_that_share_memory_take_it_once():
+    x = torch.ones(1 << 24, device=GPU)  # 64 MiB
+    first = capture(lambda: (x + 1).sum(), GPU)
+    before = torch.cuda.memory_reserved(GPU)
+    second = capture(lambda: (x + 2).sum(), GPU, shares=first)
+    assert torch.cuda.memory_reserved(GPU) - before < x.nbytes
+    for _ in range(2):
+        assert (first.replay().item(), second.replay().item()) == (2 * len(x), 3 * len(x))
+
+
+@pytest.mark.gpu
 def test_gpu_random_numbers_after_a_capture_that_failed():
     x = torch.zeros(1000, device=GPU)
 
