@@ -142,7 +142,7 @@ def _of_tasks(metric: str, logits: Tensor, labels: Tensor) -> float:
         known = ~labels[:, task].isnan()
         positive = labels[known, task] > 0
         if 0 < positive.sum() < len(positive):
-            found.append(float(function(positive.cpu().numpy(), logits[known, task].double().cpu().numpy())))
+            found.append(float(function(positive.cpu().numpy(), logits[known, task].detach().double().cpu().numpy())))
     if not found:
         raise ValueError(f"{metric}: no task has a positive and a negative label among the {len(labels)} rows")
     return sum(found) / len(found)
