@@ -26,16 +26,7 @@ import torch
 from ..runtime.kernel_cache import import_cupy
 from ..tensor_record import map_tensors
 from .bsb_build import build_bsb_arrays
-from .csr import (
-    CSRPattern,
-    array_module,
-    as_tensor,
-    check_csr,
-    csr_from_dgl,
-    csr_from_scipy,
-    csr_from_torch,
-    csr_pattern,
-)
+from .csr import array_module, as_tensor, check_csr, csr_pattern
 
 Tile = tuple[int, int]
 PAPER_TILE: Tile = (16, 8)  # m16n8k16: 16 queries by 8 keys
@@ -100,33 +91,15 @@ class BSB:
             )
 
     @classmethod
-    def from_scipy(cls, matrix: Any, tile: Tile = PAPER_TILE) -> "BSB":
-        """Build from a SciPy sparse matrix or array; every stored entry is an edge."""
-        return cls._from_pattern(csr_from_scipy(matrix), tile)
-
-    @classmethod
-    def from_torch(cls, matrix: torch.Tensor, tile: Tile = PAPER_TILE) -> "BSB":
-        """Build from a 2-D torch.sparse CSR, CSC or COO tensor on any device; every stored entry is an edge."""
-        return cls._from_pattern(csr_from_torch(matrix), tile)
-
-    @classmethod
-    def from_dgl(cls, graph: Any, tile: Tile = PAPER_TILE) -> "BSB":
-        """Build from a homogeneous DGLGraph: rows are destination nodes, columns the sources of their in-edges."""
-        return cls._from_pattern(csr_from_dgl(graph), tile)
-
-    @classmethod
     def from_graph(cls, graph: Any, tile: Tile = PAPER_TILE, device: torch.device | None = None) -> "BSB":
         """Build from a BSB or any graph that `csr_pattern` accepts, on `device` (default: the graph's device).
 
         A BSB with this tile is moved to the device, or returned as it is; one with another tile is rebuilt.
         """
-        if not isinstance(graph, BSB):
-            return cls._from_pattern(csr_pattern(graph), tile, device)
-        graph = graph if device is None else graph.to(device)
-        return graph if graph.tile == tile else cls.from_csr(*graph.to_csr(), graph.shape[1], tile)
-
-    @classmethod
-    def _from_pattern(cls, pattern: CSRPattern, tile: Tile, device: torch.device | None = None) -> "BSB":
+        if isinstance(graph, BSB):
+            graph = graph if device is None else graph.to(device)
+            return graph if graph.tile == tile else cls.from_csr(*graph.to_csr(), graph.shape[1], tile)
+        pattern = csr_pattern(graph)
         indptr, indices = pattern.indptr, pattern.indices
         if device is not None:
             indptr, indices = as_tensor(indptr).to(device), as_tensor(indices).to(device)

@@ -50,7 +50,7 @@ def test_unsupported_inputs_are_named(name, dtype, dim, message):
 
 
 def test_parts_cover_every_tcb_once(edge_case):
-    bsb = BSB.from_scipy(edge_case, TILE)
+    bsb = BSB.from_graph(edge_case, TILE)
     parts = Parts.of(bsb)
     offset, window_part = bsb.tcb_row_offset.tolist(), parts.window_part.tolist()
     part_tcb, part_window, slots = (x.tolist() for x in (parts.part_tcb, parts.part_window, parts.part_slot))

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
+from gpu_calls import inputs
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -25,11 +26,6 @@ CUDA_BACKENDS = {  # compiled by CuPy: type of the inputs, type of the output
 TORCH_BACKENDS = {"csr_unfused": (F32, F32), "pyg": (F32, F32), "sdpa_padded": (F16, F16)}
 EAGER_BACKENDS = CUDA_BACKENDS | TORCH_BACKENDS
 MAY_REFUSE = {"dfgnn_hyper", "sdpa_padded", "flex_attention"}  # graphs that are too large for the method
-
-
-def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    generator = torch.Generator("cuda").manual_seed(rows + 7 * cols + 13 * heads + dim)
-    return [torch.randn(n, heads, dim, generator=generator, device="cuda").to(dtype) for n in (rows, cols, cols)]
 
 
 def planned(backend: str, graph, dtype: torch.dtype, dim: int):

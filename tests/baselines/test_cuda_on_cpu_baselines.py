@@ -43,7 +43,7 @@ LAUNCHES = [("late", 2, 0.3, True), ("early", 1, -0.2, False), ("random", 2, 0.0
 def test_the_papers_kernel(monkeypatch, spec):
     for number, (name, make_graph) in enumerate(MULTIGRAPHS.items(), PAPER_SPECS.index(spec)):
         graph = make_graph()
-        bsb = BSB.from_scipy(graph)
+        bsb = BSB.from_graph(graph)
         mode, heads, scale, strided = LAUNCHES[number % 3]
         tensors = inputs(graph, heads, spec.arguments.dim, spec.arguments.dtype, strided)
         with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
@@ -62,7 +62,7 @@ def test_windows_split_over_edge_parallel_blocks(monkeypatch, spec, least_tcbs, 
     monkeypatch.setattr(fused3s_paper, "MOST_BLOCKS", most_blocks)
     for name in ("n_one_past_16", "empty_rows_and_windows", "wide"):
         graph = GRAPHS[name]()
-        bsb = BSB.from_scipy(graph)
+        bsb = BSB.from_graph(graph)
         tensors = inputs(graph, 2, spec.arguments.dim, spec.arguments.dtype)
         outputs = []
         for mode in ("late", "early", "random"):
@@ -77,7 +77,7 @@ def test_clocks_of_the_papers_kernel(monkeypatch):
     """Every block notes its SM, and a clock that runs."""
     graph = GRAPHS["n_one_past_16"]()
     spec = paper_instance(HALF, FLOAT, 64, clocked=True)
-    bsb = BSB.from_scipy(graph)
+    bsb = BSB.from_graph(graph)
     clocks = torch.full((2, bsb.num_row_windows, 3), -1)
     tensors = inputs(graph, 2, spec.arguments.dim, spec.arguments.dtype)
     with cuda_on_cpu(), poisoned_buffers(monkeypatch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import REAL_GRAPHS, load_real_graph
+from gpu_calls import inputs
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -20,18 +21,13 @@ TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]
 DIMS = [8, 16, 24, 64, 72, 128, 136, 200, 256]
 
 
-def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype, device: str = "cuda") -> list[torch.Tensor]:
-    generator = torch.Generator(device).manual_seed(rows + 7 * cols + 13 * heads + dim)
-    return [torch.randn(n, heads, dim, generator=generator, device=device).to(dtype) for n in (rows, cols, cols)]
-
-
 def split_rows(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> KernelInstance:
     return paper_instance(dtype, out_dtype, dim, permuted=False, split_rows=True, **switches)
 
 
 def check(monkeypatch, spec: KernelInstance, graph, heads: int, scale: float, label: str) -> float:
     tensors = inputs(*graph.shape, heads, spec.arguments.dim, spec.arguments.dtype)
-    bsb = BSB.from_scipy(graph).to("cuda")
+    bsb = BSB.from_graph(graph).to("cuda")
     with poisoned_buffers(monkeypatch):
         output = launch(spec, bsb, *tensors, scale)
     assert output.dtype == spec.arguments.out_dtype
@@ -98,7 +94,7 @@ def test_edge_parallel_of_every_type_and_with_heads(monkeypatch, edge_case, dtyp
 @pytest.mark.parametrize("dim", [64, 256])
 def test_clocked_build_gives_the_same_bits_and_a_clock_for_each_block(edge_case, switches, dim):
     tensors = inputs(*edge_case.shape, 2, dim, HALF)
-    bsb = BSB.from_scipy(edge_case).to("cuda")
+    bsb = BSB.from_graph(edge_case).to("cuda")
     spec = paper_instance(HALF, SINGLE, dim, **switches)
     expected = launch(spec, bsb, *tensors, 0.3)
 

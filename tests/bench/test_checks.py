@@ -11,10 +11,20 @@ from configs.bench import PLAIN_EDGES, Shape
 from fused3s.formats.csr import CSRPattern
 
 
-@pytest.mark.parametrize("elements", [1000, 1 << 25])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"ELEMENTS": 1000},  # less than a row of edges, and not a divisor
+        {"ELEMENTS": 1 << 25},
+        {"CHUNK_EDGES": 37, "ROWS": 5},
+        {"CHUNK_ROWS": 50, "ROWS": 5},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", EDGE_CASES)
-def test_every_graph_and_any_chunk_agrees_with_dense_attention(name, monkeypatch, elements):
-    monkeypatch.setattr(checks, "ELEMENTS", elements)  # also less than a row of edges, and not a divisor
+def test_every_graph_and_any_chunk_agrees_with_dense_attention(name, monkeypatch, limits):
+    for limit, value in limits.items():
+        monkeypatch.setattr(checks, limit, value)
     graph = EDGE_CASES[name]().tocsr()
     torch.manual_seed(0)
     (rows, cols), dim = graph.shape, 72  # two slices of V, the second partial
@@ -24,20 +34,6 @@ def test_every_graph_and_any_chunk_agrees_with_dense_attention(name, monkeypatch
     expected = dense_attention(q[:, None], k[:, None], v[:, None], mask_of(graph), 0.3)[:, 0]
     assert output.dtype == torch.float32
     assert largest_row_error(output, expected) < 1e-7
-
-
-@pytest.mark.parametrize(("edges", "rows"), [(37, 1 << 20), (1 << 25, 50)])
-@pytest.mark.parametrize("name", EDGE_CASES)
-def test_a_few_rows_at_a_time_agree_with_dense_attention(name, monkeypatch, edges, rows):
-    monkeypatch.setattr(checks, "CHUNK_EDGES", edges)
-    monkeypatch.setattr(checks, "CHUNK_ROWS", rows)
-    monkeypatch.setattr(checks, "ROWS", 5)
-    graph = EDGE_CASES[name]().tocsr()
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(size, 24) for size in (graph.shape[0], graph.shape[1], graph.shape[1]))
-    indptr, indices = (torch.from_numpy(array.copy()) for array in (graph.indptr, graph.indices))
-    expected = dense_attention(q[:, None], k[:, None], v[:, None], mask_of(graph), 0.3)[:, 0]
-    assert largest_row_error(float64_attention(q, k, v, indptr.long(), indices, 0.3), expected) < 1e-7
 
 
 def test_a_few_rows_at_a_time_use_the_memory_of_a_few_rows(monkeypatch):

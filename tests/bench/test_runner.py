@@ -57,12 +57,6 @@ def test_a_run_resumes_and_measures_again_after_a_change_of_the_kernels(broken, 
     assert rows
 
 
-def test_finished_cases_are_said(tmp_path, capsys):
-    for _ in range(2):
-        run(kernels("reference"), tmp_path / "r.csv")
-    assert "skipped      1: " in capsys.readouterr().out
-
-
 FAILURES = {
     "missing": ValueError("no such graph"),
     "damaged": OSError(5, "Input/output error", "x.npz"),

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from attention_cases import dense_attention, load_real_graph, mask_of
+from attention_cases import dense_attention, mask_of
 from tolerance import row_errors
 
 from baselines import REGISTRY
 from fused3s import (
-    BSB,
     SlowerBackendWarning,
     attention,
     plan_attention,
@@ -21,7 +20,6 @@ from fused3s import (
 from fused3s.attention import _choose
 from fused3s.backends.base import InputSpec
 from fused3s.backends.cuda import _lacks
-from fused3s.dgl import import_dgl
 
 FLOAT32_BACKENDS = ["dgl", "reference", "csr_unfused", "scatter"]  # convert 16-bit inputs; the others keep them
 SPARSE_BACKENDS = [*FLOAT32_BACKENDS, "pyg"]  # a NaN stays in the rows that use it
@@ -47,14 +45,6 @@ def test_against_dense_float64(edge_case, backend):
     assert row_errors(output, expected).max() < 2e-5  # a few hundred float32 roundings a row
 
 
-@pytest.mark.parametrize("name", ["cora", "elliptic", "ogbg-molhiv"])
-def test_dgl_against_reference_on_real_graphs(name, real_graph_dir):
-    graph = load_real_graph(real_graph_dir, name)
-    q, k, v = inputs(*graph.shape, heads=1, dim=64)
-    output = sparse_attention(q, k, v, graph, backend="dgl")
-    assert row_errors(output, sparse_attention(q.double(), k.double(), v.double(), graph)).max() < 2e-5
-
-
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_types_and_two_dimensions(backend, dtype):
@@ -69,21 +59,6 @@ def test_types_and_two_dimensions(backend, dtype):
     roundings = 1 if backend in FLOAT32_BACKENDS else 8
     assert row_errors(output, expected).max() < max(roundings * unit, 1e-6)
     assert sparse_attention(q, k, v, graph, backend=backend, out_dtype=torch.float32).dtype == torch.float32
-
-
-def test_every_kind_of_graph_gives_the_same_result():
-    dgl = import_dgl()
-    dense = np.random.default_rng(0).random((40, 40)) < 0.1  # directed
-    csr = sp.csr_array(dense.astype(np.float32))
-    q, k, v = inputs(40, 40)
-    expected = dense_attention(q, k, v, torch.from_numpy(dense), 0.25)
-    query, key = np.nonzero(dense)
-    in_edges = dgl.graph((key, query), num_nodes=40)
-    tensor = torch.from_numpy(dense).float().to_sparse_csr()
-    for graph in (csr, in_edges, tensor, BSB.from_scipy(csr)):
-        for backend in ("dgl", "reference", "csr_unfused", "sdpa_padded"):
-            output = sparse_attention(q, k, v, graph, backend=backend)
-            torch.testing.assert_close(output.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 
@@ -24,6 +25,7 @@ from fused3s import AttentionPlan, BoundEdges, EdgeData, ScoreTerm, plan_attenti
 from fused3s.backends import reference
 from fused3s.backends.base import InputSpec
 from fused3s.runtime.cuda_graph import capture
+from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 DOUBLE = torch.float64
 BACKENDS = ["reference", "dgl", "csr_unfused", "scatter", "pyg"]
@@ -167,15 +169,21 @@ def test_features_of_wider_rows_are_padded_with_zeros():
         ("score_numbers", lambda _: (), ""),
     ],
 )
-def test_bound_edges_take_no_data_that_kernels_would_read_past(name, change, text):
+@pytest.mark.parametrize("backend", ["reference", "scatter", pytest.param("fused3s", marks=NEEDS_COMPILER)])
+def test_bound_edges_take_no_data_that_kernels_would_read_past(backend, name, change, text):
     graph, tensors, data = whole_case()
     term = ScoreTerm("s + a + b", col={"a": torch.zeros(graph.shape[1])}, head={"b": torch.zeros(2)})
-    plan = planned("reference", graph)
-    bound = plan.bind_edges(replace(data, score=term))
-    with pytest.raises(ValueError, match=f"{text}.*; weights alone may be replaced in bound edges"):
-        plan(*tensors, edges=replace(bound, **{name: change(getattr(bound, name))}))
-    with pytest.raises(ValueError, match=r"padded_features: got shape \(\d+, 16\); \[nnz, 17\] is needed"):
-        plan(*tensors, edges=replace(bound, num_features=17))
+    if backend == "fused3s":  # no kernel may run
+        tensors = [each.half() for each in tensors]
+        data = map_tensors(data, lambda each: each.half() if each.is_floating_point() else each)
+    with cuda_on_cpu() if backend == "fused3s" else nullcontext() as gpu:
+        plan = planned(backend, graph)
+        bound = plan.bind_edges(replace(data, score=term))
+        with pytest.raises(ValueError, match=f"{text}.*; weights alone may be replaced in bound edges"):
+            plan(*tensors, edges=replace(bound, **{name: change(getattr(bound, name))}))
+        with pytest.raises(ValueError, match=r"padded_features: got shape \(\d+, 16\); \[nnz, 17\] is needed"):
+            plan(*tensors, edges=replace(bound, num_features=17))
+    assert gpu is None or not gpu.launched
 
 
 def test_a_plan_keeps_its_edge_order_where_it_goes():

@@ -1,6 +1,6 @@
 """cuda/feature_products.cu on the CPU (tests/cuda_shim): the real source and the real launches against float64.
 
-Of float32 only the gradients of the weights; tests/kernels/test_float32_edges_on_cpu.py runs the other kernels.
+Of float32 only the gradients of the weights; tests/kernels/test_edge_backward_on_cpu.py runs the other kernels.
 """
 
 import pytest

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import scipy.sparse as sp
 import torch
+from gpu_calls import no_waits
 from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph, symmetric
 from plan_oracle import expected_plan, plan_on_cpu
 
@@ -64,11 +65,8 @@ def test_a_plan_of_an_edge_list_does_not_wait(num_heads, dim):
     graph = edge_list(22_000, 22_000, 46_000)
     edges, options = graph.edge_index.cuda(), {"dtype": HALF, "head_dim": dim, "num_heads": num_heads, "backward": True}
     plan_attention(edges, shape=graph.shape, check=False, **options)  # compiles
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         plan = plan_attention(edges, shape=graph.shape, check=False, **options)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     query, key, value = (torch.randn(22_000, num_heads, dim, device="cuda", dtype=HALF) for _ in range(3))
     first = plan(query, key, value)
     torch.cuda.synchronize()

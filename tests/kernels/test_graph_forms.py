@@ -8,9 +8,10 @@ import scipy.sparse as sp
 import torch
 from attention_cases import REPEATED, counts_of, dense_attention
 from edge_cases import EDGE_LISTS, FORMS, EdgeList, edge_inputs, expected_attention, in_order, qkv
+from gpu_calls import no_waits
 
 from baselines import REGISTRY
-from fused3s import EdgeData, UnsupportedGraphError, plan_attention, sparse_attention
+from fused3s import UnsupportedGraphError, plan_attention, sparse_attention
 from fused3s.dgl import import_dgl
 from fused3s.formats.graph_forms import graph_record
 
@@ -119,28 +120,6 @@ def test_repeated_edges_of_dgls_own_layer(shape):
                 close(sparse_attention(query, key, key, given, backend=backend, scale=5**-0.5, **form), expected)
 
 
-@pytest.mark.parametrize("backend", ["reference", "csr_unfused"])
-def test_repeated_edges_of_pygs_own_layer_have_their_own_features(backend):
-    from torch_geometric.nn import TransformerConv
-
-    generator = torch.Generator().manual_seed(4)
-    edge_index = torch.randint(0, 12, (2, 150), generator=generator)
-    x, features = torch.randn(12, 6, dtype=DOUBLE), torch.randn(150, 4, dtype=DOUBLE)
-    layer = TransformerConv(6, 5, heads=3, edge_dim=4, root_weight=False).double()
-    q, k, v = (linear(x).view(-1, 3, 5) for linear in (layer.lin_query, layer.lin_key, layer.lin_value))
-    weight = layer.lin_edge.weight.view(3, 5, 4)
-    plan = plan_attention(edge_index, shape=(12, 12), backend=backend, device="cpu", edge_data=True)
-    output = plan(q, k, v, edges=EdgeData(features=features, key_weight=weight, value_weight=weight))
-    expected = layer(x, edge_index, features)
-    close(output.flatten(1), expected)
-    parameters = [parameter for name, parameter in layer.named_parameters() if "skip" not in name]
-    found, wanted = (
-        torch.autograd.grad(each.square().sum(), parameters, retain_graph=True) for each in (output, expected)
-    )
-    for left, right in zip(found, wanted, strict=True):
-        close(left, right)
-
-
 EDGES = torch.tensor([[0, 2, 2], [1, 0, 0]])
 INDPTR, INDICES = torch.tensor([0, 2, 3]), torch.tensor([2, 2, 0])
 
@@ -223,11 +202,8 @@ def test_gpu_records_and_edge_orders_of_edge_lists_do_not_wait():
 
     graph = EDGE_LISTS["repeated"]()
     given = [edge_index_of(graph).cuda(), *(FORMS[form](graph)[0].cuda() for form in ("torch_coo", "torch_csc"))]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         found = [edge_order(graph_record(each, graph.shape, edge_ids=True), torch.device("cuda", 0)) for each in given]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for each, form in zip(found, ("scipy_coo", "torch_coo", "torch_csc"), strict=True):
         edges = FORMS[form](graph)[1]
         listed = EdgeList(graph.row[edges], graph.col[edges], graph.shape)

@@ -4,10 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from edge_cases import EdgeList
 from gpu_plan_on_cpu import gpu_on_cpu
 from poison import poisoned_buffers
-from shape_cases import shaped_attention
+from shape_cases import as_edges, list_attention, shaped_attention
 
 from fused3s import EdgeData, KeyLists, PlanRoom, ScoreTerm, plan_attention, plan_many, sparse_attention
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
@@ -26,28 +25,6 @@ def indices_of(*size: int, num_keys: int, dtype=torch.int64, seed: int = 0) -> t
     if size[0] > 1:
         indices[1] = -1
     return indices.to(dtype)
-
-
-def as_edges(lists: torch.Tensor, num_keys: int) -> EdgeList:
-    """The edges of lists [num_rows, k]."""
-    row, slot = torch.nonzero(lists >= 0, as_tuple=True)
-    return EdgeList(row, lists[row, slot].long(), (len(lists), num_keys))
-
-
-def expected(indices: torch.Tensor, q, k, v, scale=SCALE):
-    """(output, log-sum-exp) of q [N, H, d]; of lists for each KV head, group by group."""
-    num_keys = len(k)
-    if indices.dim() == 2:
-        return shaped_attention(as_edges(indices, num_keys), q, k, v, EdgeData(), scale)
-    size = q.shape[1] // k.shape[1]
-    each = [
-        shaped_attention(
-            as_edges(indices[:, kv], num_keys), q[:, kv * size : (kv + 1) * size], k[:, kv : kv + 1], v[:, kv : kv + 1],
-            EdgeData(), scale,
-        )
-        for kv in range(k.shape[1])
-    ]  # fmt: skip
-    return tuple(torch.cat(results, 1) for results in zip(*each, strict=True))
 
 
 def tensors_of(rows, cols, heads, kv_heads, dim=5, value_dim=5, dtype=DOUBLE, seed=0):
@@ -89,7 +66,7 @@ def test_output_and_gradients_are_those_of_dense_attention(backend, name):
         plan = planned(indices, CASES[name], backend=backend)
         leaves = [each.clone().requires_grad_() for each in tensors]
         exact = [each.clone().requires_grad_() for each in tensors]
-        output, (wanted, _) = plan(*leaves, scale=SCALE), expected(indices, *exact)
+        output, (wanted, _) = plan(*leaves, scale=SCALE), list_attention(indices, *exact, SCALE)
         close(output, wanted)
         factors = torch.randn_like(wanted)
         found, right = torch.autograd.grad(output, leaves, factors), torch.autograd.grad(wanted, exact, factors)
@@ -101,7 +78,7 @@ def test_output_and_gradients_are_those_of_dense_attention(backend, name):
 def test_a_query_without_keys(name):
     indices, tensors = case_of(name)
     output, lse = planned(indices, CASES[name], backend="reference")(*tensors, scale=SCALE, return_lse=True)
-    wanted, wanted_lse = expected(indices, *tensors)
+    wanted, wanted_lse = list_attention(indices, *tensors, SCALE)
     close(output, wanted)
     torch.testing.assert_close(lse, wanted_lse.float())
     if len(output) > 1:
@@ -162,7 +139,7 @@ def test_values_that_lists_do_not_take():
 def test_without_a_plan(name):
     indices, tensors = case_of(name)
     output = sparse_attention(*tensors, KeyLists(indices), shape=CASES[name][:2])
-    close(output, expected(indices, *tensors, scale=5**-0.5)[0])
+    close(output, list_attention(indices, *tensors, 5**-0.5)[0])
 
 
 @pytest.mark.parametrize(
@@ -224,11 +201,11 @@ def test_plans_of_many_lists():
     graphs = [(KeyLists(indices), CASES["groups"][:2]) for indices, _ in cases]
     plans = plan_many(graphs, device="cpu", backend="scatter", num_heads=6, num_kv_heads=2)
     for plan, (indices, tensors) in zip(plans, cases, strict=True):
-        close(plan(*tensors, scale=SCALE), expected(indices, *tensors)[0])
+        close(plan(*tensors, scale=SCALE), list_attention(indices, *tensors, SCALE)[0])
 
 
 def assert_halves(output, lse, indices, tensors):
-    wanted, wanted_lse = expected(indices, *tensors)
+    wanted, wanted_lse = list_attention(indices, *tensors, SCALE)
     assert (output.double() - wanted).abs().max() < 4e-3
     assert torch.equal(lse.isfinite(), wanted_lse.isfinite())
     torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=2e-3)
@@ -272,7 +249,7 @@ def test_a_room_is_filled_with_lists(monkeypatch, heads, kv_heads, dim, lists, d
         exact = [each.double().requires_grad_() for each in tensors]
         with poisoned_buffers(monkeypatch):
             room.plan(*leaves, scale=SCALE).sum().backward()
-        gradients = torch.autograd.grad(expected(indices, *exact)[0].sum(), exact)
+        gradients = torch.autograd.grad(list_attention(indices, *exact, SCALE)[0].sum(), exact)
         for leaf, gradient in zip(leaves, gradients, strict=True):
             assert (leaf.grad.double() - gradient).abs().max() <= 6e-3 * max(1, gradient.abs().max())
 

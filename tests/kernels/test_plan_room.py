@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gpu_calls import no_waits
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
@@ -235,13 +236,10 @@ def test_gpu_a_fill_does_not_wait(heads, dim):
     room, edges = room_for(heads, dim, "cuda", backward=True), padded(GRAPHS[1]).cuda()
     tensors = [each.requires_grad_() for each in tensors_for(heads, dim, "cuda")]
     room.plan(*tensors).float().sum().backward()  # compiles
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         room.fill(edges)
         room.plan(*tensors).float().sum().backward()
         plans = plan_many([(edges[:, :2000], (ROWS, COLS))] * 3, dtype=HALF, head_dim=64, backward=True)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for plan in plans:
         REGISTRY["fused3s"].settled(plan.data)
 

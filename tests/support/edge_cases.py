@@ -146,7 +146,7 @@ def _as_torch_coo(graph: EdgeList) -> tuple[Any, torch.Tensor]:
 
 def _as_bsb(graph: EdgeList) -> tuple[Any, torch.Tensor]:
     matrix, _ = _as_scipy_csr(graph)
-    return BSB.from_scipy(matrix), graph.csr_order()
+    return BSB.from_graph(matrix), graph.csr_order()
 
 
 # Each form of an edge list, and the edge of the list for each of the form's own edges [E].

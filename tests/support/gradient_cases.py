@@ -68,7 +68,7 @@ def torch_gradients(case: GradientCase, dtype: torch.dtype) -> list[torch.Tensor
     float32 under torch.set_float32_matmul_precision("high"): all factors of products rounded to TF32.
     """
     operand = rounded_to_tf32 if input_element(dtype) is Element.TF32 else lambda x: x
-    return [grad.to(dtype) for grad in _passes(case, torch.float32, dtype, lambda x: x, operand)]
+    return [grad.to(dtype) for grad in both_passes(case, torch.float32, dtype, operand=operand)]
 
 
 def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
@@ -80,12 +80,13 @@ def gradient_terms(case: GradientCase) -> list[torch.Tensor]:
 
     dS is the difference of dP and delta, which are equal where a row has one edge: no type is exact relative to that.
     """
-    return _passes(case, torch.float64, torch.float64, torch.abs)
+    return both_passes(case, torch.float64, torch.float64, torch.abs)
 
 
-def _passes(
-    case: GradientCase, working: torch.dtype, stored: torch.dtype, term, operand=lambda x: x
+def both_passes(
+    case: GradientCase, working: torch.dtype, stored: torch.dtype, term=lambda x: x, operand=lambda x: x
 ) -> list[torch.Tensor]:
+    """Gradients of query, key and value from output and LSE of the case; P and dS are rounded to `stored`."""
     query, key, value, grad, output = (
         each.to(working) for each in (case.query, case.key, case.value, case.grad_output, case.output)
     )

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.tensorboard
+from gradient_cases import GradientCase, both_passes
 from poison import poisoned_buffers
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
@@ -24,7 +25,7 @@ from fused3s.backends.base import Gradients
 from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import ReferenceBackend
 from fused3s.dgl import import_dgl
-from fused3s.dropout import Dropout, kept_edges
+from fused3s.dropout import Dropout
 from fused3s.runtime.cuda_graph import CaptureError, capture
 from models import GraphTransformer
 from parallel import (
@@ -67,22 +68,10 @@ class SplitBackend(ReferenceBackend):
 
     def attend_backward(self, data, call, output, grad_output, wanted, into=None, grad_lse=None):
         assert grad_lse is None
-        query, key, value, scale, _, lse, edges = call
-        row, col = data.row, data.col
-        q, k, v, grad, out = (each.double() for each in (query, key, value, grad_output, output))
-        weight = torch.exp(scale * (q[row] * k[col]).sum(-1) - lse.double()[row])
-        grad_weight = (grad[row] * v[col]).sum(-1)
-        kept = weight
-        if edges is not None:
-            factor = kept_edges(edges.dropout, row, col, q.shape[1]).double() / (1 - edges.dropout.rate)
-            kept, grad_weight = weight * factor, grad_weight * factor
-        grad_score = scale * weight * (grad_weight - (grad * out).sum(-1)[row])
-        found = {
-            "query": torch.zeros_like(q).index_add(0, row, grad_score[..., None] * k[col]).to(query.dtype),
-            "key": torch.zeros_like(k).index_add(0, col, grad_score[..., None] * q[row]).to(query.dtype),
-            "value": torch.zeros_like(v).index_add(0, col, kept[..., None] * grad[row]).to(query.dtype),
-        }
-        return Gradients(**{name: found[name] for name in wanted})
+        dropout = None if call.edges is None else call.edges.dropout
+        case = GradientCase(data.row, data.col, *call[:3], grad_output, output, call.lse, call.scale, dropout)
+        found = zip(("query", "key", "value"), both_passes(case, torch.float64, torch.float64), strict=True)
+        return Gradients(**{name: each.to(call.query.dtype) for name, each in found if name in wanted})
 
 
 def register_backends() -> None:

@@ -50,3 +50,25 @@ def shaped_attention(
     given = {name: getattr(data, name) for name in weights if getattr(data, name) is not None}
     data = replace(data, **{name: each.repeat_interleave(size, weights[name]) for name, each in given.items()})
     return expected_attention(graph, q, *(each.repeat_interleave(size, 1) for each in (k, v)), data, scale, **options)
+
+
+def as_edges(lists: torch.Tensor, num_keys: int) -> EdgeList:
+    """The edges of lists [num_rows, k]."""
+    row, slot = torch.nonzero(lists >= 0, as_tuple=True)
+    return EdgeList(row, lists[row, slot].long(), (len(lists), num_keys))
+
+
+def list_attention(indices: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float):
+    """(output, log-sum-exp) of lists of keys for q [N, H, d]; of lists for each KV head, group by group."""
+    num_keys = len(k)
+    if indices.dim() == 2:
+        return shaped_attention(as_edges(indices, num_keys), q, k, v, EdgeData(), scale)
+    size = q.shape[1] // k.shape[1]
+    each = [
+        shaped_attention(
+            as_edges(indices[:, kv], num_keys), q[:, kv * size : (kv + 1) * size], k[:, kv : kv + 1], v[:, kv : kv + 1],
+            EdgeData(), scale,
+        )
+        for kv in range(k.shape[1])
+    ]  # fmt: skip
+    return tuple(torch.cat(results, 1) for results in zip(*each, strict=True))

@@ -13,6 +13,7 @@ from edge_cases import (
     map_tensors,
     qkv,
 )
+from gpu_calls import assert_streams_agree, no_waits
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -105,17 +106,7 @@ def test_streams_that_share_a_plan_do_not_disturb_each_other(kind, heads, dim):
     if plan.data.row_items is not None:
         assert plan.data.row_parts.shape[0] > 1
     calls = [[torch.randn_like(each) for each in on_gpu(qkv(graph.shape, heads, dim, HALF))] for _ in range(4)]
-    expected = [plan(*tensors, edges=bound) for tensors in calls]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in calls]
-    outputs = [[] for _ in calls]
-    for _ in range(25):
-        for stream, tensors, results in zip(streams, calls, outputs, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(plan(*tensors, edges=bound))
-    torch.cuda.synchronize()
-    for wanted, results in zip(expected, outputs, strict=True):
-        assert all(torch.equal(wanted, got) for got in results)
+    assert_streams_agree(lambda *tensors: [plan(*tensors, edges=bound)], calls)
 
 
 def test_a_bound_call_does_not_wait_for_the_gpu(real_graph_dir):
@@ -126,8 +117,5 @@ def test_a_bound_call_does_not_wait_for_the_gpu(real_graph_dir):
         bound = plan.bind_edges(edges)
         tensors = on_gpu(qkv(graph.shape, heads, dim, HALF))
         plan(*tensors, edges=bound)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waits():
             plan(*tensors, edges=bound)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_cases import EDGE_CASES, REPEATED, load_real_graph
+from gpu_calls import assert_streams_agree
 
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
 from fused3s import plan_attention
@@ -75,15 +76,4 @@ def test_streams_that_share_a_plan_do_not_disturb_each_other(heads, dim):
     def gradients(leaves, grad):
         return torch.autograd.grad(plan(*leaves), leaves, grad)
 
-    calls = [inputs() for _ in range(4)]
-    expected = [gradients(*call) for call in calls]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in calls]
-    found = [[] for _ in calls]
-    for _ in range(25):
-        for stream, call, results in zip(streams, calls, found, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(gradients(*call))
-    torch.cuda.synchronize()
-    for wanted, results in zip(expected, found, strict=True):
-        assert all(all(map(torch.equal, wanted, got)) for got in results)
+    assert_streams_agree(gradients, [inputs() for _ in range(4)])

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
+from gpu_calls import inputs, no_waits
 from instances import forward_instance
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 from poison import poisoned_buffers
@@ -34,11 +35,6 @@ TYPES = [
 ]
 
 
-def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    generator = torch.Generator("cuda").manual_seed(rows + 7 * cols + 13 * heads + dim)
-    return [torch.randn(n, heads, dim, generator=generator, device="cuda").to(dtype) for n in (rows, cols, cols)]
-
-
 def fused3s_data(
     graph, warps: int = SM90.warps, heuristic: SplitHeuristic | None = None, perm: torch.Tensor | None = None
 ) -> Fused3SData:
@@ -51,7 +47,7 @@ def fused3s_data(
 
 
 def make_paper(graph):
-    bsb = BSB.from_scipy(graph).to(GPU)
+    bsb = BSB.from_graph(graph).to(GPU)
     return lambda q, k, v, scale, out_dtype: fused3s_paper.launch(
         paper_instance(q.dtype, out_dtype, q.shape[-1]), bsb, q, k, v, scale
     )
@@ -124,7 +120,7 @@ def test_every_dimension(monkeypatch, kernel, dim, dtype, out_dtype):
 def test_switches_of_the_papers_kernel_keep_the_result(monkeypatch, edge_case, reordered, permuted, dim):
     q, k, v = inputs(*edge_case.shape, 1, dim, torch.float16)
     spec = paper_instance(q.dtype, torch.float32, dim, reordered=reordered, permuted=permuted)
-    bsb = BSB.from_scipy(edge_case).to(GPU)
+    bsb = BSB.from_graph(edge_case).to(GPU)
     with poisoned_buffers(monkeypatch):
         output = fused3s_paper.launch(spec, bsb, q, k, v, 0.2)
     assert_within_bound(output, q, k, v, *edges_of(edge_case, "cuda"), 0.2, spec.name)
@@ -270,13 +266,10 @@ def test_does_not_wait_for_the_gpu(backend):
     q, k, v = inputs(65, 65, 1, 64, torch.float16)
     plan(q, k, v)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         torch.cuda._sleep(200_000_000)  # about 0.1 s
         plan(q, k, v)
         assert not torch.cuda.current_stream().query(), "the call returned only after the GPU had finished"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_two_threads_compile_and_run_at_once(monkeypatch, backend):

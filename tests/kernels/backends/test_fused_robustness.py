@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from gpu_calls import inputs
 from tolerance import assert_within_bound, edges_of
 
 from fused3s import plan_attention
@@ -13,11 +14,6 @@ pytestmark = pytest.mark.gpu
 BACKENDS = ["fused3s", "fused3s_paper"]
 
 
-def inputs(rows: int, cols: int, heads: int, dim: int, seed: int = 0) -> list[torch.Tensor]:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return [torch.randn(n, heads, dim, generator=generator, device="cuda").half() for n in (rows, cols, cols)]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hub_of_a_hundred_thousand_edges_among_a_million_empty_rows(backend):
     num_rows, hubs = 1_000_003, [0, 17, 500_000, 1_000_002]
@@ -25,7 +21,7 @@ def test_hub_of_a_hundred_thousand_edges_among_a_million_empty_rows(backend):
     columns = [rng.choice(num_rows, 100_000, replace=False) for _ in hubs]
     row = np.repeat(hubs, 100_000)
     graph = sp.coo_array((np.ones(row.size, np.int8), (row, np.concatenate(columns))), shape=(num_rows,) * 2).tocsr()
-    q, k, v = inputs(num_rows, num_rows, 1, 64)
+    q, k, v = inputs(num_rows, num_rows, 1, 64, torch.half)
     output = plan_attention(graph, backend=backend)(q, k, v, scale=0.3, out_dtype=torch.float32)
     assert_within_bound(output, q, k, v, *edges_of(graph, "cuda"), 0.3, backend)
     empty = torch.ones(num_rows, dtype=torch.bool)
@@ -43,7 +39,7 @@ def test_nearly_as_many_edges_as_an_int32_counts():
     graph = torch.sparse_csr_tensor(
         indptr, indices, torch.ones(1, dtype=torch.int8, device="cuda").expand(len(indices)), (num_nodes,) * 2
     )
-    q, k, v = (tensor[:, 0] for tensor in inputs(num_nodes, num_nodes, 1, 64))
+    q, k, v = (tensor[:, 0] for tensor in inputs(num_nodes, num_nodes, 1, 64, torch.half))
     plan = plan_attention(graph, backend="fused3s")
     output, lse = plan(q, k, v, scale=0.1, out_dtype=torch.float32, return_lse=True)
     for rows in torch.arange(num_nodes, device="cuda").split(4096):

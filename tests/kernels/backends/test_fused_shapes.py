@@ -3,7 +3,8 @@
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs
-from shape_cases import head_options, shaped, shaped_attention
+from gpu_calls import no_waits
+from shape_cases import head_options, list_attention, shaped, shaped_attention
 
 from fused3s import Dropout, EdgeData, KeyLists, PlanRoom, plan_attention
 from fused3s.runtime.cuda_graph import capture
@@ -110,32 +111,10 @@ def test_a_plan_does_not_wait(form):
     options, sizes = {"shape": (2000, 3000), "check": False, "backward": True}, (8, 4, 64, 64, 0)
     planned(graph, sizes, HALF, **options)  # compiles
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         plan = planned(graph, sizes, HALF, **options)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     tensors = [each.to(GPU) for each in shaped((2000, 3000), sizes, HALF)]
     assert plan(*tensors).isfinite().all()
-
-
-def list_attention(indices, tensors):
-    """Dense float64 attention of lists [N, k], or of [N, H_kv, k] one KV head after the other."""
-    q, k, v = tensors
-    if indices.dim() == 2:
-        indices = indices[:, None].expand(-1, k.shape[1], -1)
-    size, outputs = q.shape[1] // k.shape[1], []
-    for kv in range(k.shape[1]):
-        counts = torch.zeros(len(q), len(k) + 1, dtype=torch.float64)
-        counts.scatter_add_(
-            1, indices[:, kv].long() % (len(k) + 1), torch.ones(indices[:, kv].shape, dtype=torch.float64)
-        )
-        counts = counts[:, None, : len(k)]  # -1 is the last column
-        score = torch.einsum("ngd,md->ngm", q[:, kv * size : (kv + 1) * size].double(), k[:, kv].double()) * SCALE
-        weight = torch.exp(score - score.amax(-1, keepdim=True)) * counts
-        total = weight.sum(-1, keepdim=True)
-        outputs.append(weight / torch.where(total == 0, 1.0, total) @ v[:, kv].double())
-    return torch.cat(outputs, 1)
 
 
 @pytest.mark.parametrize("lists", [1, 2])
@@ -165,7 +144,7 @@ def test_lists_fill_a_room_inside_a_cuda_graph(heads, lists):
         output, *gradients = captured.replay()
         room.check()
         exact = [each.double().requires_grad_() for each in tensors]
-        expected = list_attention(filled, exact)
+        expected = list_attention(filled, *exact, SCALE)[0]
         assert (output.cpu().double() - expected).abs().max() < 4e-3
         assert not output[5].any()
         wanted = torch.autograd.grad(expected.sum(), exact)

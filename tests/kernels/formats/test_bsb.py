@@ -1,4 +1,4 @@
-"""BSB against a slow construction, its inverse, the paper's data set table, and malformed input."""
+"""BSB against a slow construction, its inverse, malformed input. The paper's figures: tests/data/test_official.py."""
 
 import math
 import tracemalloc
@@ -15,14 +15,6 @@ from hypothesis import strategies as st
 import fused3s.formats.bsb_build
 from fused3s import BSB
 from fused3s.dgl import import_dgl
-
-PAPER_TABLE = {  # nodes, nnz, TCB/RW mean and CV, nnz/TCB mean and CV, as printed in the paper's data set table
-    "cora": (2_708, 10_556, 7.5, 0.38, 8.3, 0.29),
-    "citeseer": (3_327, 9_228, 5.8, 0.31, 7.7, 0.24),
-    "pubmed": (19_717, 88_651, 9.3, 0.45, 7.7, 0.18),
-    "musae-github": (37_700, 578_006, 29.4, 1.34, 8.3, 0.15),
-    "elliptic": (203_769, 234_355, 2.5, 0.57, 7.5, 0.45),
-}
 
 
 @st.composite
@@ -100,7 +92,7 @@ def test_long_rows_of_large_graphs_keep_their_edges(name, real_graph_dir):
     graph = load_real_graph(real_graph_dir, name)
     assert graph.shape[0] > 1024
     assert np.diff(graph.indptr).max() > 32
-    indptr, indices = BSB.from_scipy(graph).to_csr()
+    indptr, indices = BSB.from_graph(graph).to_csr()
     np.testing.assert_array_equal(indptr.numpy(), graph.indptr)
     np.testing.assert_array_equal(indices.numpy(), graph.indices)
 
@@ -141,24 +133,12 @@ def assert_same_bits(left: BSB, right: BSB) -> None:
     assert (left.shape, left.tile, left.nnz) == (right.shape, right.tile, right.nnz)
 
 
-@pytest.mark.parametrize("name", PAPER_TABLE)
-def test_statistics_equal_the_papers_table(name, real_graph_dir):
-    nodes, nnz, tcb_mean, tcb_cv, nnz_mean, nnz_cv = PAPER_TABLE[name]
-    bsb = BSB.from_scipy(load_real_graph(real_graph_dir, name))
-    stats = bsb.stats()
-    assert (stats["num_rows"], stats["nnz"]) == (nodes, nnz)
-    assert stats["tcb_per_rw_mean"] == pytest.approx(tcb_mean, abs=0.06)  # the paper prints one decimal
-    assert stats["tcb_per_rw_cv"] == pytest.approx(tcb_cv, abs=0.006)  # and two for the CV
-    assert stats["nnz_per_tcb_mean"] == pytest.approx(nnz_mean, abs=0.06)
-    assert stats["nnz_per_tcb_cv"] == pytest.approx(nnz_cv, abs=0.0081)  # citeseer: 0.247, printed as 0.24
-
-
 def test_statistics_of_a_matrix_counted_by_hand():
     # Window 0: columns 0 to 8 in 2 TCBs with 8 and 3 nonzeros. Window 1: empty.
     mask = np.zeros((32, 32), dtype=np.int8)
     mask[0, :8] = 1
     mask[1:4, 8] = 1
-    stats = BSB.from_scipy(sp.csr_array(mask)).stats()
+    stats = BSB.from_graph(sp.csr_array(mask)).stats()
     assert (stats["num_tcbs"], stats["tcb_per_rw_mean"], stats["tcb_per_rw_cv"]) == (2, 1.0, 1.0)
     assert stats["nnz_per_tcb_mean"] == 5.5
     assert stats["nnz_per_tcb_cv"] == pytest.approx(2.5 / 5.5)
@@ -173,27 +153,17 @@ def test_nbytes_is_the_format_tables_formula(edge_case, tile):
     assert bsb.nbytes * 8 == 32 * (offsets + b * c) + b * r * c
 
 
-def test_a_moved_matrix_has_all_arrays_there():
-    bsb = BSB.from_scipy(sp.eye_array(40, format="csr"))
-    assert bsb.to(torch.device("cpu")) is bsb
-    moved = bsb.to(torch.device("meta"))
-    for name in ("tcb_row_offset", "col_sparse_to_dense", "bitmap", "row_window_order"):
-        assert getattr(moved, name).device.type == "meta", name
-
-
-def test_every_constructor_gives_the_same_matrix():
+def test_every_graph_gives_the_same_matrix():
     dgl = import_dgl()
     dense = np.random.default_rng(0).random((50, 50)) < 0.1  # directed: dense is not symmetric
     csr = sp.csr_array(dense.astype(np.int8))
     expected = BSB.from_csr(csr.indptr, csr.indices)
     query, key = np.nonzero(dense)
     # Node `query` attends to node `key`: in DGL the message flows from key (source) to query (destination).
-    graph = dgl.graph((key, query), num_nodes=50)
-    assert_same_bits(expected, BSB.from_dgl(graph))
-    assert_same_bits(expected, BSB.from_scipy(csr.tocoo()))
-    assert_same_bits(expected, BSB.from_torch(torch.from_numpy(dense).float().to_sparse_csr()))
+    assert_same_bits(expected, BSB.from_graph(dgl.graph((key, query), num_nodes=50)))
+    assert_same_bits(expected, BSB.from_graph(csr.tocoo()))
+    assert_same_bits(expected, BSB.from_graph(torch.from_numpy(dense).float().to_sparse_csr()))
     assert_same_bits(expected, BSB.from_csr(torch.from_numpy(csr.indptr), torch.from_numpy(csr.indices)))
-    assert_same_bits(expected, BSB.from_graph(graph))
 
 
 def test_offsets_past_2_to_31_are_refused_not_wrapped():
@@ -242,14 +212,14 @@ class TestOnGpu:
         arrays = [torch.tensor(array.copy(), device="cuda") for array in (edge_case.indptr, edge_case.indices)]
         on_gpu = BSB.from_csr(*arrays, edge_case.shape[1])
         assert on_gpu.device.type == "cuda"
-        assert_same_bits(BSB.from_scipy(edge_case), on_gpu)
-        for left, right in zip(BSB.from_scipy(edge_case).to_csr(), on_gpu.to_csr(), strict=True):
+        assert_same_bits(BSB.from_graph(edge_case), on_gpu)
+        for left, right in zip(BSB.from_graph(edge_case).to_csr(), on_gpu.to_csr(), strict=True):
             assert torch.equal(left, right.cpu())
 
     @pytest.mark.parametrize("name", ["cora", "elliptic", "musae-github", "ego-twitter", "ogbg-molhiv"])
     def test_same_bits_on_real_graphs(self, name, real_graph_dir):
         graph = load_real_graph(real_graph_dir, name)
-        expected = BSB.from_scipy(graph)
+        expected = BSB.from_graph(graph)
         assert_same_bits(expected, BSB.from_graph(graph, device=torch.device("cuda", 0)))
         assert expected.stats() == pytest.approx(expected.to("cuda").stats())
 

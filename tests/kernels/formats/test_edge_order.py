@@ -64,7 +64,7 @@ def test_other_scipy_formats_are_in_the_order_of_their_coo_form(layout):
     found = edge_order(csr_from_scipy(matrix, edge_ids=True), CPU)
     assert found.num_edges == len(places)
     assert [places[edge] for edge in found.edge_of_csr.tolist()] == sorted(places)
-    assert BSB.from_graph(csr_from_scipy(matrix, edge_ids=True)).nnz == BSB.from_scipy(matrix).nnz
+    assert BSB.from_graph(csr_from_scipy(matrix, edge_ids=True)).nnz == BSB.from_graph(matrix).nnz
 
 
 def test_dgl_edge_ids_survive_transforms():

@@ -63,25 +63,19 @@ def assert_same(theirs, ours, arguments, **options):
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, msg=f"gradient of {name}")
 
 
-@pytest.mark.parametrize("backend", ["reference", "formula"])
-@pytest.mark.parametrize(("concat", "add_self_loops", "bias", "residual"), SWITCHES)
-def test_every_switch_has_pygs_weights_and_numbers(concat, add_self_loops, bias, residual, backend):
-    switches = {"concat": concat, "add_self_loops": add_self_loops, "bias": bias, "residual": residual}
-    for heads, edge_dim in ((1, None), (3, None), (1, 5), (3, 20)):
-        theirs, ours = layers(7, 4, heads, edge_dim=edge_dim, backend=backend, **switches)
-        assert list(theirs.state_dict()) == list(ours.state_dict())
-        for name, weight in theirs.state_dict().items():
-            assert torch.equal(ours.state_dict()[name], weight), name
-        assert_same(theirs, ours, Problem("hub", edge_dim=edge_dim).arguments)
+# Heads, columns of edge features, share_weights
+KINDS = {1: [(1, None, None), (3, None, None), (1, 5, None), (3, 20, None)]}
+KINDS |= {2: [(1, 20, False), (3, None, False), (3, None, True), (3, 5, True)]}
 
 
+@BOTH
 @pytest.mark.parametrize("backend", ["reference", "formula"])
 @pytest.mark.parametrize(("concat", "add_self_loops", "bias", "residual"), SWITCHES)
-def test_every_switch_of_gatv2(concat, add_self_loops, bias, residual, backend):
+def test_every_switch_has_pygs_weights_and_numbers(concat, add_self_loops, bias, residual, backend, version):
     switches = {"concat": concat, "add_self_loops": add_self_loops, "bias": bias, "residual": residual}
-    for heads, share_weights, edge_dim in ((1, False, 20), (3, False, None), (3, True, None), (3, True, 5)):
-        options = {"share_weights": share_weights, "edge_dim": edge_dim, "version": 2, "backend": backend}
-        theirs, ours = layers(7, 4, heads, **options, **switches)
+    for heads, edge_dim, share_weights in KINDS[version]:
+        shared = {} if version == 1 else {"share_weights": share_weights}
+        theirs, ours = layers(7, 4, heads, edge_dim=edge_dim, backend=backend, version=version, **switches, **shared)
         assert list(theirs.state_dict()) == list(ours.state_dict())
         for name, weight in theirs.state_dict().items():
             assert torch.equal(ours.state_dict()[name], weight), name
