@@ -211,8 +211,9 @@ def test_inputs_come_back_after_a_conversion_that_ran_out_of_memory(monkeypatch)
     context = SimpleNamespace(loaded=SimpleNamespace(meta=SimpleNamespace(shape=(5, 5))), device=torch.device("cpu"))
     problem = Problem(context, Shape(1, 8), "none")
     before = problem.inputs(torch.float16)
-    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+    with monkeypatch.context() as patched:
         patched.setattr(torch.Tensor, "to", Mock(side_effect=torch.OutOfMemoryError))
-        problem.inputs(torch.float32)
+        with pytest.raises(torch.OutOfMemoryError):
+            problem.inputs(torch.float32)
     for wide, half in zip(problem.inputs(torch.float32), before, strict=True):
         assert torch.equal(wide, half.float())
