@@ -124,15 +124,18 @@ def times(data: Data, spec: Spec) -> Figure | None:
 def lines(data: Data, spec: Spec) -> Figure | None:
     """Lines of the median over `x` with a band from p10 to p90, one for each value of the column `series` and type.
 
-    Axes for each value of the columns `panel`.
+    Axes for each data set, model and metric.
     """
     rows = data.pick(spec["where"])
     rows = rows[rows["status"].isin(["ok", "unchecked"])]
-    panels = [*rows.groupby(spec["panel"])]
+    panels = [*rows.groupby(["dataset", "blocks", "dim", "metric"])]
     if not panels:
         return None
-    figure, grid = new_figure(WIDTH, 3.2, 1, len(panels))
-    for axes, (names, found) in zip(grid[0], panels, strict=True):
+    columns = min(4, len(panels))
+    figure, grid = new_figure(WIDTH, 0.4 + 1.9 * -(-len(panels) // columns), -(-len(panels) // columns), columns)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (names, found) in zip(grid.flat, panels, strict=False):
         of = spec["series"]
         for nth, ((series, dtype), line) in enumerate(found.groupby([of, "dtype"])):
             line = line.sort_values(spec["x"])
@@ -140,10 +143,9 @@ def lines(data: Data, spec: Spec) -> Figure | None:
             axes.plot(line[spec["x"]], line["value"], label=f"{series}, {dtype}, n = {line['repeats'].max()}", **style)
             axes.fill_between(line[spec["x"]], line["p10"], line["p90"], color=colour(series), alpha=0.12, linewidth=0)
         axes.set_xlabel(spec["x"])
-        title = ", ".join(
-            f"{value} blocks" if of == "blocks" else str(value) for of, value in zip(spec["panel"], names, strict=True)
-        )
-        axes.legend(fontsize=5, title=title, title_fontsize=6, loc="best")
+        dataset, blocks, dim, metric = names
+        axes.set_title(f"{dataset}, {blocks} x {dim}\n{metric.removeprefix('valid_')}, validation", size=7)
+        axes.legend(fontsize=6, loc="best")
     return figure
 
 

@@ -72,16 +72,20 @@ class Data:
             ValueError: a key is neither a column nor one of KEYS.
         """
         spec = self.resolve(spec)
-        where = {name: value for name, value in spec.items() if name not in KEYS}
-        bench = where.pop("bench")
-        found = select(self.benches.get(bench, self.empty), {"device_type": "cuda"} | where)
-        if "device" not in where and found["device"].nunique() > 1:
+        found = self._rows_of(spec)
+        if "device" not in spec and found["device"].nunique() > 1:
             devices = found["device"]
             usual = found.loc[found["date"].idxmax(), "device"] if spec.get("newest") else devices.mode().iloc[0]
             found = found[devices == (self.device if self.device in {*devices} else usual)]
         found = found.sort_values(["nnz", "label", "dim"], kind="stable")
         self.used.append(found[["device", "commit", "date", "dirty"]])
         return found
+
+    def _rows_of(self, spec: Spec) -> pd.DataFrame:
+        """Rows of all devices that a resolved specification selects."""
+        where = {name: value for name, value in spec.items() if name not in KEYS}
+        bench = where.pop("bench")
+        return select(self.benches.get(bench, self.empty), {"device_type": "cuda"} | where)
 
     def measured(self, spec: Spec, by: Sequence[str] = PAIR) -> pd.DataFrame:
         """Rows that count in means, with `by` as index.
@@ -103,9 +107,9 @@ class Data:
         """
         spec = self.resolve(spec)
         by = spec.get("by", PAIR)
-        mine = self.measured(merged(spec, self.resolve(spec.get("ours", {}))), by)
-        same = {"device": mine["device"].iloc[0]} if len(mine) and not spec.get("across") else {}
-        other = self.measured(merged(same, spec, self.resolve(spec.get("theirs", {}))), by)
+        ours, theirs = (merged(spec, self.resolve(spec.get(side, {}))) for side in ("ours", "theirs"))
+        same = {} if spec.get("across") else self._device_of(ours, theirs)
+        mine, other = self.measured(merged(same, ours), by), self.measured(merged(same, theirs), by)
         both = mine.index.intersection(other.index, sort=False)
         mine, other = mine.loc[both], other.loc[both]
         found = mine.assign(
@@ -118,6 +122,15 @@ class Data:
         dims = spec.get("dim")
         complete = not isinstance(dims, list) or {*dims} <= {*found.loc[~found["noisy"], "dim"]}
         return found if complete else found.iloc[:0]
+
+    def _device_of(self, *sides: Spec) -> dict[str, str]:
+        """The device of a ratio: that of `pick`, of the devices that have rows of both sides."""
+        found = [self._rows_of(side)["device"] for side in sides]
+        both = set.intersection(*(set(devices) for devices in found))
+        devices = found[0][found[0].isin(both)]
+        if devices.empty:
+            return {}
+        return {"device": self.device if self.device in both else devices.mode().iloc[0]}
 
     def provenance(self) -> str:
         """Device, commits and dates of the rows used since the last call."""

@@ -66,11 +66,12 @@ def _is_measurements(path: Path) -> bool:
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """A data frame of rows by date; superseded ones, and twins of a graph under another name, are left out."""
+    """A data frame of rows by date; superseded ones are left out, and twins of a graph under another name, unless it is
+    its labels that are learned."""
     table = pd.DataFrame([row.model_dump() for row in rows])
     table = table.replace("<", "&lt;", regex=True)  # pages show text, and no HTML of a CSV
     table = table.sort_values("date", kind="stable").drop_duplicates(IDENTITY, keep="last", ignore_index=True)
-    known = table["data_sha256"] != NONE
+    known = (table["data_sha256"] != NONE) & ~table["bench"].isin(["train", "infer"])
     first = table[known].groupby("data_sha256")["dataset"].min()
     table = table[~known | (table["dataset"] == table["data_sha256"].map(first))].reset_index(drop=True)
     return with_names(table)
