@@ -124,13 +124,12 @@ class Data:
         return found if complete else found.iloc[:0]
 
     def _device_of(self, *sides: Spec) -> dict[str, str]:
-        """The device of a ratio: that of `pick`, of the devices that have rows of both sides."""
-        found = [self._rows_of(side)["device"] for side in sides]
-        both = set.intersection(*(set(devices) for devices in found))
-        devices = found[0][found[0].isin(both)]
-        if devices.empty:
+        """The device of a ratio: that of `pick`, of the devices that have rows of both sides if there are any."""
+        ours, theirs = (self._rows_of(side)["device"] for side in sides)
+        able = ours[ours.isin(theirs)] if ours.isin(theirs).any() else ours
+        if able.empty:
             return {}
-        return {"device": self.device if self.device in both else devices.mode().iloc[0]}
+        return {"device": self.device if self.device in {*able} else able.mode().iloc[0]}
 
     def provenance(self) -> str:
         """Device, commits and dates of the rows used since the last call."""

@@ -29,6 +29,12 @@ def test_a_ratio_is_theirs_over_ours_and_its_mean_is_geometric():
     assert mean(found["ratio"]) == pytest.approx(4.0)  # sqrt(8 * 2)
 
 
+def test_a_ratio_takes_a_device_with_both_sides():
+    other = kernels(("cora", "fused3s", 3.0), ("citeseer", "fused3s", 3.0), ("reddit", "fused3s", 3.0), device="a GPU")
+    found = Data(frame([*TWO, *other])).pairs(OVER_PYG)
+    assert dict(zip(found["dataset"], found["ratio"], strict=True)) == {"cora": 8.0, "pubmed": 2.0}
+
+
 @pytest.mark.parametrize("status", ["wrong", "oom", "unsupported"])
 def test_only_correct_outputs_count(status):
     time = 9.0 if status == "wrong" else None
@@ -91,7 +97,7 @@ def test_the_best_other_kernel_is_the_fastest_correct_one_on_each_graph():
 
 def test_the_recorded_speed_ups_follow_from_the_csv():
     dim = 128
-    rows = pd.read_csv(RECORDED / "h200" / "kernels.csv", low_memory=False)
+    rows = pd.read_csv(RECORDED / "h100" / "kernels.csv", low_memory=False)
     rows = rows[(rows["metric"] == "time") & (rows["launch"] == "back_to_back") & (rows["dim"] == dim)]
     rows = rows[(rows["out_dtype"] == "float32") & (rows["variant"] == "none") & (rows["order"] == "none")]
     rows = rows[(rows["status"] == "ok") & (rows["plan"] == "fixed") & (rows["data_source"] != "synthetic")]

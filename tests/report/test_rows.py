@@ -40,6 +40,11 @@ def test_data_sets_with_equal_edges_are_one_graph():
     assert [*found["dataset"]] == ["peptides-func"]
 
 
+def test_data_sets_with_equal_edges_and_other_labels_are_trained_apart():
+    rows = [row(name, "fused3s", 1.0, bench="train", data_sha256="same") for name in ("qm9-gap", "qm9-mu")]
+    assert [*frame(rows)["dataset"]] == ["qm9-gap", "qm9-mu"]
+
+
 def test_a_later_row_supersedes_an_earlier_one_also_after_a_change_of_the_sources():
     rows = [
         row("cora", "fused3s", value, run_id=f"run {day}", date=f"2026-01-0{day}T00:00:00Z", sources=f"hash {day}")

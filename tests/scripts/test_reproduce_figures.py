@@ -64,7 +64,7 @@ def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monke
     monkeypatch.setattr(script, "run", lambda command: (0, []))
     told = script.estimate(script.chosen_steps(["paper"]), None)
     assert "kernels                  20 min  measured on NVIDIA H200" in told  # 1185 s in results/durations.csv
-    assert "surrogates                5 min  an estimate" in told
+    assert "layers                    6 min  an estimate" in script.estimate(["layers"], None)
     (downloads,) = [line for line in told.splitlines() if line.startswith("downloads")]
     assert "reddit" in downloads
     assert "cora" not in downloads  # it ships with the clone
