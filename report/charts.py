@@ -22,6 +22,7 @@ from report.drawing import (
     colour,
     declarations,
     edges,
+    first_axes,
     image,
     in_order,
     legend_above,
@@ -133,9 +134,7 @@ def lines(data: Data, spec: Spec) -> Figure | None:
         return None
     columns = min(4, len(panels))
     figure, grid = new_figure(WIDTH, 0.4 + 1.9 * -(-len(panels) // columns), -(-len(panels) // columns), columns)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (names, found) in zip(grid.flat, panels, strict=False):
+    for axes, (names, found) in zip(first_axes(grid, len(panels)), panels, strict=True):
         of = spec["series"]
         for nth, ((series, dtype), line) in enumerate(found.groupby([of, "dtype"])):
             line = line.sort_values(spec["x"])
@@ -164,9 +163,7 @@ def waterfall(data: Data, spec: Spec) -> Figure | None:
     columns = min(3, len(charts))
     lines = -(-len(charts) // columns)
     figure, grid = new_figure(1.3 + 2.6 * columns, 0.9 + 1.75 * lines, lines, columns, sharey=True)
-    for axes in grid.flat[len(charts) :]:
-        axes.set_axis_off()
-    for axes, (title, steps) in zip(grid.flat, charts.items(), strict=False):
+    for axes, (title, steps) in zip(first_axes(grid, len(charts)), charts.items(), strict=True):
         _draw_steps(axes, steps)
         axes.set_title(title, size=8)
     return figure

@@ -72,6 +72,13 @@ def new_figure(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+def first_axes(grid: np.ndarray, count: int) -> list[Axes]:
+    """The first `count` axes of a grid, row by row; the others are switched off."""
+    for axes in grid.flat[count:]:
+        axes.set_axis_off()
+    return [*grid.flat[:count]]
+
+
 def milliseconds(time: float) -> str:
     """ "1,234 ms", "2.5 ms", "4.29 µs"."""
     return f"{time:,.0f} ms" if time >= 1000 else f"{time:.3g} ms" if time >= 1 else f"{1e3 * time:.3g} µs"

@@ -167,8 +167,6 @@ def test_plans_and_builds(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["smoke", "sm_active", "backward", "heads", "edges", "plans", "preprocessing"])
 def test_on_a_gpu(name, tmp_path):
-    import torch
-
     from bench.measures import MEASURES
     from bench.runner import run_bench
 
@@ -179,8 +177,6 @@ def test_on_a_gpu(name, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "graph"), [("sphere", "sphere-24x48-0.15"), ("nsa", "nsa-8192")])
 def test_both_passes_are_right_on_a_gpu(name, graph, tmp_path):
-    import torch
-
     device = torch.device("cuda", torch.cuda.current_device())
     grouped = "4x16/1" if name == "nsa" else "4x16"
     settings = config(name, "source=official", f"graphs=[{graph}]", f"shapes=[1x64, {grouped}]", "repeats=5")
@@ -195,8 +191,6 @@ def test_both_passes_are_right_on_a_gpu(name, graph, tmp_path):
 
 @pytest.mark.gpu
 def test_codes_are_traced_on_a_gpu_and_wrong_or_missing_ones_are_no_failure(tmp_path):
-    import torch
-
     device = torch.device("cuda", torch.cuda.current_device())
     settings = config("codes", "graphs=[cora]", "source=official", "shapes=[1x128]", "repeats=5")
     status, rows = run(settings, tmp_path / "r.csv", on=[device])

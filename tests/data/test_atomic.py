@@ -2,31 +2,22 @@
 
 import multiprocessing
 import os
-import resource
 import signal
 
 import pytest
+from full_disk import full_after
 
 from data.atomic import made_once, only_writer, replacing
 
 
-@pytest.fixture
-def full_disk():
-    """A file of more than 100 bytes cannot be written."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("old", ["old", None])
-def test_a_full_disk_leaves_what_was_there_and_names_the_file(tmp_path, full_disk, old):
+def test_a_full_disk_leaves_what_was_there_and_names_the_file(tmp_path, old):
     path = tmp_path / "folder" / "a.txt"
     if old:
         with replacing(path) as unfinished:
             unfinished.write_text(old)
     said = r"a\.txt: cannot be written \(File too large\); what was there"
-    with pytest.raises(OSError, match=said), replacing(path) as unfinished:
+    with full_after(100), pytest.raises(OSError, match=said), replacing(path) as unfinished:
         unfinished.write_bytes(bytes(101))
     assert [(one.name, one.read_text()) for one in path.parent.iterdir()] == ([("a.txt", old)] if old else [])
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from full_disk import full_after
 
 from parallel import GraphSource, PartitionError, load_part, load_partition, partition_graph, source_from_csr
 from parallel import source as source_module
@@ -157,13 +157,8 @@ def test_a_full_disk_is_a_sentence_and_the_run_continues(tmp_path, largest):
     source = source_of(matrix)
     source.node_data["feat"] = np.random.default_rng(0).random((70, 12))
     partition_graph(source, tmp_path / "whole", 3, "contiguous")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"cannot be written.*File too large"):
-            partition_graph(source, tmp_path / "full", 3, "contiguous")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_after(largest), pytest.raises(OSError, match=r"cannot be written.*File too large"):
+        partition_graph(source, tmp_path / "full", 3, "contiguous")
     partition_graph(source, tmp_path / "full", 3, "contiguous")
     assert files(tmp_path / "full") == files(tmp_path / "whole")
 
