@@ -40,6 +40,15 @@ def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(broken, tmp_path
     assert {row.config for row in rows} == {"c.yaml"}
 
 
+def test_the_overflow_of_the_naive_softmax_is_a_finding_and_no_failure(broken, monkeypatch, tmp_path):
+    monkeypatch.setitem(REGISTRY, "flashsparse_naive", REGISTRY["not_a_number"])
+    status, rows = run(kernels("flashsparse_naive, reference"), tmp_path / "r.csv")
+    assert (status, {row.backend: row.status for row in main_rows(rows)}) == (
+        0,
+        {"flashsparse_naive": "wrong", "reference": "ok"},
+    )
+
+
 def test_a_run_resumes_and_measures_again_after_a_change_of_the_kernels(broken, tmp_path, monkeypatch):
     path = tmp_path / "r.csv"
     run(kernels("reference, refuses"), path)
