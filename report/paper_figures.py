@@ -106,7 +106,7 @@ def _draw_bars(axes: Axes, spec: Spec, panel: Spec, rows: pd.DataFrame, found: R
     groups = pd.MultiIndex.from_product([spec["graphs"], spec["dims"]], names=GROUP)
     means = _mean_groups(found, marks) if panel.get("means") else {}
     width, measured = GROUP_WIDTH / len(found), {*rows["dataset"]}
-    statuses = rows.set_index([*GROUP, "series"])["status"]
+    statuses = rows.set_index([*GROUP, "series"])["status"].to_dict()
     for nth, (series, ratios) in enumerate(found.items()):
         drawn, heights = ratios.reindex(groups), _heights(ratios, groups, means)
         places = np.arange(len(heights)) - GROUP_WIDTH / 2 + width * (nth + 0.5)
