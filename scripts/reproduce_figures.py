@@ -118,7 +118,7 @@ def estimate(names: list[str], source: str | None) -> str:
 def duration(name: str, gpu: str) -> tuple[float, str]:
     """Seconds of a step, and where they are from: the longest time on this GPU, on another one, or an estimate."""
     files = [path for path in (ROOT / RECORDED / DURATIONS, ROOT / MEASURED / DURATIONS) if path.exists()]
-    table = pd.concat([pd.read_csv(path) for path in files])
+    table = pd.concat([pd.read_csv(path) for path in files], ignore_index=True)
     table = table[table["step"] == name]
     here = table[table["device"] == gpu]
     found = here if len(here) else table

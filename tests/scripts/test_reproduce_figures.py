@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import reproduce_figures as script
 from typer.testing import CliRunner
@@ -63,7 +64,7 @@ def test_what_failed_is_listed_and_the_rest_goes_on(monkeypatch, on_gpu, statuse
 def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monkeypatch, on_gpu):
     monkeypatch.setattr(script, "run", lambda command: (0, []))
     told = script.estimate(script.chosen_steps(["paper"]), None)
-    assert "kernels                  20 min  measured on NVIDIA H200" in told  # 1185 s in results/durations.csv
+    assert "kernels                   5 min  measured on NVIDIA H100 80GB HBM3" in told  # 251 s in results/durations.csv
     assert "layers                    6 min  an estimate" in script.estimate(["layers"], None)
     (downloads,) = [line for line in told.splitlines() if line.startswith("downloads")]
     assert "reddit" in downloads
@@ -73,6 +74,15 @@ def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monke
     CliRunner().invoke(script.app, ["smoke"])
     assert script.duration("smoke", "my GPU")[1] == "measured on my GPU"
     assert "layers" not in told
+
+
+def test_the_longest_time_counts_of_a_step_that_was_resumed(on_gpu):
+    recorded = pd.read_csv(ROOT / "results" / "durations.csv")
+    on_gpu.mkdir()
+    recorded.assign(seconds=recorded["seconds"] + [100, *[-1] * (len(recorded) - 1)]).to_csv(on_gpu / "durations.csv")
+    (first, seconds, _, gpu), (second, fewer, *_) = recorded.to_numpy()[:2]
+    assert script.duration(first, gpu) == (seconds + 100, f"measured on {gpu}")
+    assert script.duration(second, gpu)[0] == fewer
 
 
 def test_without_a_gpu_the_recorded_rows_are_drawn(monkeypatch):
