@@ -5,7 +5,7 @@ import pytest
 from kernel_rows import row
 
 from report import claims
-from report.claims import NO, PART, YES, Finding, judge_holds, judge_less, judge_near, judge_small, near
+from report.claims import MISSING, NO, PART, YES, Finding, judge_holds, judge_less, judge_near, judge_small, near
 from report.engine import Data
 from report.rows import frame
 
@@ -54,6 +54,9 @@ def test_the_least_favourable_of_all_and_of_real_graphs_counts():
     assert finding.real == PART
     above = PAIR | {"above": 3}
     assert judge_holds(Data(frame(rows)), {"cases": {"pyg": above}}).real == NO
+    unmeasured = PAIR | {"dim": 64}
+    assert judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR, "d = 64": unmeasured}}) == finding
+    assert judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"d = 64": unmeasured}}).verdict == MISSING
 
 
 def test_batches_are_small_by_the_nodes_of_a_graph():
