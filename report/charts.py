@@ -144,7 +144,7 @@ def lines(data: Data, spec: Spec) -> Figure | None:
         axes.set_xlabel(spec["x"])
         dataset, blocks, dim, metric = names
         axes.set_title(f"{dataset}, {blocks} x {dim}\n{metric.removeprefix('valid_')}, validation", size=7)
-        axes.legend(fontsize=6, loc="best")
+        axes.legend(fontsize=6, loc="best", handlelength=1)
     return figure
 
 

@@ -39,7 +39,7 @@ def paper_bars(data: Data, spec: Spec) -> Figure | None:
     groups for the geometric means over the graphs on which all series ran; `log`, the bottom of a logarithmic axis; and
     `caption`, the place in the paper that states the speed-up of `subject` over each series of `over`.
     """
-    groups = {"dataset": spec["graphs"], "dim": spec["dims"]}
+    groups = {"dataset": spec["graphs"], "dim": spec["dims"], "series": [*spec["bars"], *spec["over"]]}
     panels = []
     for panel in spec["panels"]:
         where = data.resolve(panel["where"]) | groups
@@ -161,7 +161,8 @@ def _label(dataset: str, dim: int, rows: pd.DataFrame, dims: Sequence[int]) -> s
     if dim != dims[len(dims) // 2]:
         return text
     nnz = rows.loc[rows["dataset"] == dataset, "nnz"].max()
-    return text + dataset.replace("-", "-\n", 1) + (f"\n{edges(nnz)} edges" if nnz > 0 else "")
+    unit = " edges" if len(dims) > 1 else "\nedges"
+    return text + dataset.replace("-", "-\n", 1) + (f"\n{edges(nnz)}{unit}" if nnz > 0 else "")
 
 
 def sm_times(data: Data, spec: Spec) -> Figure | None:
