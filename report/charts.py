@@ -143,8 +143,12 @@ def lines(data: Data, spec: Spec) -> Figure | None:
             axes.fill_between(line[spec["x"]], line["p10"], line["p90"], color=colour(series), alpha=0.12, linewidth=0)
         axes.set_xlabel(spec["x"])
         dataset, blocks, dim, metric = names
-        axes.set_title(f"{dataset}, {blocks} x {dim}\n{metric.removeprefix('valid_')}, validation", size=7)
-        axes.legend(fontsize=6, loc="best", handlelength=1)
+        title = f"{dataset}, {blocks} x {dim}\n{metric.removeprefix('valid_')}, validation"
+        if len(labels := axes.get_legend_handles_labels()[1]) == 1:
+            axes.set_title(f"{title}\n{labels[0]}", size=7)
+        else:
+            axes.set_title(title, size=7)
+            axes.legend(fontsize=6, loc="best")
     return figure
 
 

@@ -8,8 +8,10 @@ from functools import reduce
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from report.drawing import (
@@ -68,10 +70,16 @@ def paper_bars(data: Data, spec: Spec) -> Figure | None:
         axes.set_title(title, size=6.5, loc="left")
     if "ours" not in message:
         return None
-    handles = [*grid[0, 0].get_legend_handles_labels()[0], *synthetic_key(panels[0][2], _of_twins(data, panels[0][1]))]
+    shown = map(_without_hatch, grid[0, 0].get_legend_handles_labels()[0])
+    handles = [*shown, *synthetic_key(panels[0][2], _of_twins(data, panels[0][1]))]
     grid[0, 0].legend(handles=handles, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.15), fontsize=6.5)
     figure.suptitle(spec["title"].format(**message))
     return figure
+
+
+def _without_hatch(handle: Artist) -> Artist:
+    """A series in the legend, whose first bar may be of a synthetic graph."""
+    return Patch(color=handle[0].get_facecolor(), label=handle.get_label()) if isinstance(handle, tuple) else handle
 
 
 def _ratios(data: Data, where: Spec, theirs: Spec, series: str) -> pd.DataFrame:
