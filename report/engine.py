@@ -72,13 +72,8 @@ class Data:
             ValueError: a key is neither a column nor one of KEYS.
         """
         spec = self.resolve(spec)
-        found = self._rows_of(spec)
-        if "device" not in spec and found["device"].nunique() > 1:
-            devices = found["device"]
-            usual = found.loc[found["date"].idxmax(), "device"] if spec.get("newest") else devices.mode().iloc[0]
-            found = found[devices == (self.device if self.device in {*devices} else usual)]
-        found = found.sort_values(["nnz", "label", "dim"], kind="stable")
-        self.used.append(found[["device", "commit", "date", "dirty"]])
+        found = self._of_device(self._rows_of(spec), spec)
+        self._use(found)
         return found
 
     def _rows_of(self, spec: Spec) -> pd.DataFrame:
@@ -87,18 +82,26 @@ class Data:
         bench = where.pop("bench")
         return select(self.benches.get(bench, self.empty), {"device_type": "cuda"} | where)
 
+    def _of_device(self, found: pd.DataFrame, spec: Spec, device: str | None = None) -> pd.DataFrame:
+        """Rows of one device by number of edges: of the specification's, else of `device`, else of the usual one."""
+        devices = found["device"]
+        if device is None and devices.nunique() > 1:
+            usual = found.loc[found["date"].idxmax(), "device"] if spec.get("newest") else devices.mode().iloc[0]
+            device = self.device if self.device in {*devices} else usual
+        if device is not None and "device" not in spec:
+            found = found[devices == device]
+        return found.sort_values(["nnz", "label", "dim"], kind="stable")
+
+    def _use(self, found: pd.DataFrame) -> None:
+        self.used.append(found[["device", "commit", "date", "dirty"]])
+
     def measured(self, spec: Spec, by: Sequence[str] = PAIR) -> pd.DataFrame:
         """Rows that count in means, with `by` as index.
 
         Raises:
             ValueError: two of them have the same `by`; the specification does not tell them apart.
         """
-        found = self.pick(spec)
-        found = found[found["status"].isin(["ok", "unchecked"])]
-        if (twice := found.duplicated(list(by), keep=False)).any():
-            several = found[twice].nunique()
-            raise ValueError(f"{dict(spec)}: selects several rows of one {' and '.join(by)}: {several[several > 1]}")
-        return found.set_index(list(by), drop=False).rename_axis(list(range(len(by))))
+        return counted(self.pick(spec), spec, by)
 
     def pairs(self, spec: Spec) -> pd.DataFrame:
         """Rows of `ours` with the columns ratio (theirs over ours), low and high (between the percentiles) and noisy.
@@ -108,10 +111,14 @@ class Data:
         spec = self.resolve(spec)
         by = spec.get("by", PAIR)
         ours, theirs = (merged(spec, self.resolve(spec.get(side, {}))) for side in ("ours", "theirs"))
-        same = {} if spec.get("across") else self._device_of(ours, theirs)
-        mine, other = self.measured(merged(same, ours), by), self.measured(merged(same, theirs), by)
+        mine, other = self._rows_of(ours), self._rows_of(theirs)
+        device = None if spec.get("across") else self._device_of_both(mine["device"], other["device"])
+        mine = counted(self._of_device(mine, ours, device), ours, by)
+        other = counted(self._of_device(other, theirs, device), theirs, by)
         both = mine.index.intersection(other.index, sort=False)
         mine, other = mine.loc[both], other.loc[both]
+        self._use(mine)
+        self._use(other)
         found = mine.assign(
             ratio=other["value"] / mine["value"] * spec.get("times", 1),
             low=other["p10"] / mine["p90"],
@@ -123,18 +130,26 @@ class Data:
         complete = not isinstance(dims, list) or {*dims} <= {*found.loc[~found["noisy"], "dim"]}
         return found if complete else found.iloc[:0]
 
-    def _device_of(self, *sides: Spec) -> dict[str, str]:
-        """The device of a ratio: that of `pick`, of the devices that have rows of both sides if there are any."""
-        ours, theirs = (self._rows_of(side)["device"] for side in sides)
+    def _device_of_both(self, ours: pd.Series, theirs: pd.Series) -> str | None:
+        """The device of a ratio: of the devices that have rows of both sides, if there are any."""
         able = ours[ours.isin(theirs)] if ours.isin(theirs).any() else ours
         if able.empty:
-            return {}
-        return {"device": self.device if self.device in {*able} else able.mode().iloc[0]}
+            return None
+        return self.device if self.device in {*able} else able.mode().iloc[0]
 
     def provenance(self) -> str:
         """Device, commits and dates of the rows used since the last call."""
         used, self.used = pd.concat([self.empty[["device", "commit", "date", "dirty"]], *self.used]), []
         return provenance(used[used["date"] != ""])
+
+
+def counted(found: pd.DataFrame, spec: Spec, by: Sequence[str]) -> pd.DataFrame:
+    """See `Data.measured`; `spec` is for the message."""
+    found = found[found["status"].isin(["ok", "unchecked"])]
+    if (twice := found.duplicated(list(by), keep=False)).any():
+        several = found[twice].nunique()
+        raise ValueError(f"{dict(spec)}: selects several rows of one {' and '.join(by)}: {several[several > 1]}")
+    return found.set_index(list(by), drop=False).rename_axis(list(range(len(by))))
 
 
 def mean(ratios: pd.Series) -> float:

@@ -35,6 +35,15 @@ def test_a_ratio_takes_a_device_with_both_sides():
     assert dict(zip(found["dataset"], found["ratio"], strict=True)) == {"cora": 8.0, "pubmed": 2.0}
 
 
+def test_a_ratio_names_the_commits_of_its_own_rows_alone():
+    without_pyg = kernels(("reddit", "fused3s", 3.0), commit="b" * 40)
+    data = Data(frame([*TWO, *without_pyg]))
+    data.pairs(OVER_PYG)
+    assert "bbbbbbb" not in data.provenance()
+    data.pick(KERNEL | {"dataset": "reddit"})
+    assert "bbbbbbb" in data.provenance()
+
+
 @pytest.mark.parametrize("status", ["wrong", "oom", "unsupported"])
 def test_only_correct_outputs_count(status):
     time = 9.0 if status == "wrong" else None
