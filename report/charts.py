@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 
 from report.drawing import (
     GROUP_WIDTH,
-    HATCH,
     MISSING,
     MOST_WIDTH,
     WIDTH,
     colour,
     declarations,
+    draw_bars,
     edges,
     first_axes,
     image,
@@ -111,8 +111,8 @@ def times(data: Data, spec: Spec) -> Figure | None:
         place = np.arange(len(graphs)) - GROUP_WIDTH / 2 + bar * (nth + 0.5)
         good = found["status"].isin(["ok", "unchecked"]).to_numpy()
         shade = 0.45 + 0.55 * (nth + 1) / len(series) if [one for one, *_ in series].count(name) > 1 else 1
-        hatches = [HATCH if kind != "real" else "" for kind in found["kind"][good]]
-        axes.bar(place[good], found["value"][good], bar, color=colour(name), alpha=shade, label=label, hatch=hatches)
+        drawn = found[good]
+        draw_bars(axes, place[good], drawn["value"], bar, drawn["kind"], label=label, color=colour(name), alpha=shade)
         for x, status in zip(place[~good], found["status"][~good].fillna(""), strict=True):
             write(axes, x, MISSING.get(status, status))
     log_axis(axes.yaxis, " ms")
@@ -133,7 +133,8 @@ def lines(data: Data, spec: Spec) -> Figure | None:
     if not panels:
         return None
     columns = min(4, len(panels))
-    figure, grid = new_figure(WIDTH, 0.4 + 1.9 * -(-len(panels) // columns), -(-len(panels) // columns), columns)
+    lines_of_axes = -(-len(panels) // columns)
+    figure, grid = new_figure(WIDTH, 0.4 + 1.9 * lines_of_axes, lines_of_axes, columns)
     for axes, (names, found) in zip(first_axes(grid, len(panels)), panels, strict=True):
         of = spec["series"]
         for nth, ((series, dtype), line) in enumerate(found.groupby([of, "dtype"])):
@@ -143,12 +144,12 @@ def lines(data: Data, spec: Spec) -> Figure | None:
             axes.fill_between(line[spec["x"]], line["p10"], line["p90"], color=colour(series), alpha=0.12, linewidth=0)
         axes.set_xlabel(spec["x"])
         dataset, blocks, dim, metric = names
-        title = f"{dataset}, {blocks} x {dim}\n{metric.removeprefix('valid_')}, validation"
-        if len(labels := axes.get_legend_handles_labels()[1]) == 1:
-            axes.set_title(f"{title}\n{labels[0]}", size=7)
-        else:
-            axes.set_title(title, size=7)
+        title = [f"{dataset}, {blocks} x {dim}", f"{metric.removeprefix('valid_')}, validation"]
+        if len(labels := axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(fontsize=6, loc="best")
+        else:
+            title += labels
+        axes.set_title("\n".join(title), size=7)
     return figure
 
 

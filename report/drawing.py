@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -106,9 +107,18 @@ def name_graphs(axes: Axes, graphs: pd.DataFrame) -> None:
     axes.set_xlim(-0.6, len(names) - 0.4)
 
 
-def legend_above(axes: Axes, columns: int, extra: Sequence[Patch] = (), title: str = "") -> None:
-    handles = [*axes.get_legend_handles_labels()[0], *extra]
-    axes.legend(handles=handles, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), title=title)
+def legend_above(axes: Axes, columns: int, extra: Sequence[Patch] = (), top: float = 1.0, **options: Any) -> None:
+    """A legend of the series and `extra`. The colour of bars is not hatched, though the first one may be."""
+    handles = [
+        Patch(facecolor=one[0].get_facecolor(), label=one.get_label()) if isinstance(one, BarContainer) and one else one
+        for one in axes.get_legend_handles_labels()[0]
+    ]
+    axes.legend(handles=[*handles, *extra], ncols=columns, loc="lower center", bbox_to_anchor=(0.5, top), **options)
+
+
+def draw_bars(axes: Axes, places: np.ndarray, heights: Any, width: float, kinds: Iterable[str], **style: Any) -> None:
+    """Bars of a series, hatched where the graph is not real."""
+    axes.bar(places, heights, width, hatch=[HATCH if kind != "real" else "" for kind in kinds], **style)
 
 
 def synthetic_key(graphs: pd.DataFrame, more: str = "") -> list[Patch]:

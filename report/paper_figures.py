@@ -8,20 +8,19 @@ from functools import reduce
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from report.drawing import (
     GROUP_WIDTH,
-    HATCH,
     MISSING,
     MOST_WIDTH,
     SMALL,
     colour,
+    draw_bars,
     edges,
+    legend_above,
     new_figure,
     synthetic_key,
     write,
@@ -41,10 +40,10 @@ def paper_bars(data: Data, spec: Spec) -> Figure | None:
     groups for the geometric means over the graphs on which all series ran; `log`, the bottom of a logarithmic axis; and
     `caption`, the place in the paper that states the speed-up of `subject` over each series of `over`.
     """
-    groups = {"dataset": spec["graphs"], "dim": spec["dims"], "series": [*spec["bars"], *spec["over"]]}
+    drawn = {"dataset": spec["graphs"], "dim": spec["dims"], "series": [*spec["bars"], *spec["over"]]}
     panels = []
     for panel in spec["panels"]:
-        where = data.resolve(panel["where"]) | groups
+        where = data.resolve(panel["where"]) | drawn
         rows = data.pick(where)
         if rows["value"].notna().any():
             panels.append((panel, where | {"device": rows["device"].iloc[0]}, rows))
@@ -55,7 +54,7 @@ def paper_bars(data: Data, spec: Spec) -> Figure | None:
     message = {}
     for axes, (panel, where, rows) in zip(grid[:, 0], panels, strict=True):
         found = {series: _ratios(data, where, panel["theirs"], series) for series in spec["bars"]}
-        of_paper = data.resolve(panel["marks"]) | groups if "marks" in panel else None
+        of_paper = data.resolve(panel["marks"]) | drawn if "marks" in panel else None
         marks = {series: _ratios(data, of_paper, panel["theirs"], series) for series in spec["bars"] if of_paper}
         marks = marks if any(map(len, marks.values())) else {}
         _draw_bars(axes, spec, panel, rows, found, marks)
@@ -70,16 +69,9 @@ def paper_bars(data: Data, spec: Spec) -> Figure | None:
         axes.set_title(title, size=6.5, loc="left")
     if "ours" not in message:
         return None
-    shown = map(_without_hatch, grid[0, 0].get_legend_handles_labels()[0])
-    handles = [*shown, *synthetic_key(panels[0][2], _of_twins(data, panels[0][1]))]
-    grid[0, 0].legend(handles=handles, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.15), fontsize=6.5)
+    legend_above(grid[0, 0], 6, synthetic_key(panels[0][2], _of_twins(data, panels[0][1])), 1.15, fontsize=6.5)
     figure.suptitle(spec["title"].format(**message))
     return figure
-
-
-def _without_hatch(handle: Artist) -> Artist:
-    """A series in the legend, whose first bar may be of a synthetic graph."""
-    return Patch(color=handle[0].get_facecolor(), label=handle.get_label()) if isinstance(handle, tuple) else handle
 
 
 def _ratios(data: Data, where: Spec, theirs: Spec, series: str) -> pd.DataFrame:
@@ -118,9 +110,9 @@ def _draw_bars(axes: Axes, spec: Spec, panel: Spec, rows: pd.DataFrame, found: R
     for nth, (series, ratios) in enumerate(found.items()):
         drawn, heights = ratios.reindex(groups), _heights(ratios, groups, means)
         places = np.arange(len(heights)) - GROUP_WIDTH / 2 + width * (nth + 0.5)
-        hatches = [HATCH if kind == "synthetic" else "" for kind in drawn["kind"]] + [""] * len(means)
+        kinds = [*drawn["kind"], *["real"] * len(means)]
         style = {"color": colour(series), "edgecolor": "white", "linewidth": 0.2, "label": spec["bars"][series]}
-        axes.bar(places, heights, width, hatch=hatches, **style)
+        draw_bars(axes, places, heights, width, kinds, **style)
         for x, key, one in zip(places, groups, drawn.itertuples(), strict=False):
             if key[0] not in measured:
                 write(axes, x, "not run" * (nth == len(found) // 2))
