@@ -11,7 +11,7 @@ import torch
 from bench import timers as measure
 from bench.timers import (
     Spread,
-    _time_behind_spin,
+    _times_behind_spin,
     l2_flusher,
     peak_memory_mib,
     reset_peak_memory,
@@ -65,7 +65,7 @@ def test_what_no_graph_can_hold_is_timed_with_events(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(measure, "time_graph_replays", refuse)
-    monkeypatch.setattr(measure, "time_passes", lambda run, **options: Spread.of([1.0] * options["repeats"]))
+    monkeypatch.setattr(measure, "pass_times", lambda run, **options: [1.0] * options["repeats"])
     spread, how = measure.time_kernel(lambda: None, device=torch.device("cuda"), repeats=5)
     assert (spread.repeats, how) == (5, "CUDA events with launch gaps")
 
@@ -77,7 +77,7 @@ def test_runs_by_turns_that_no_graph_can_hold_are_timed_one_after_the_other(monk
 
     monkeypatch.setattr(measure, "_replays_by_turns", refuse)
     monkeypatch.setattr(measure, "time_graph_replays", refuse)
-    monkeypatch.setattr(measure, "time_passes", lambda run, **options: Spread.of([run()] * options["repeats"]))
+    monkeypatch.setattr(measure, "pass_times", lambda run, **options: [run()] * options["repeats"])
     runs = {"short": lambda: 1.0, "long": lambda: 2.0}
     spreads, how = measure.time_kernels_by_turns(runs, device=torch.device("cuda"), repeats=5)
     assert {name: (spread.median, spread.repeats) for name, spread in spreads.items()} == {
@@ -208,19 +208,24 @@ def test_an_isolated_time_has_neither_the_spin_kernel_nor_the_host():
     back_to_back = time_graph_replays(spin, repeats=30)
     options = {"device": device, "repeats": 30}
     times, _ = time_isolated(spin, expected_ms=0.05, before={"": lambda: None}, **options)
-    late = _time_behind_spin(lambda: (time.sleep(0.002), spin()), prepare=lambda: None, **options)
-    for spread in (times[""], late):
+    late = _times_behind_spin([lambda: (time.sleep(0.002), spin())], **options)
+    for spread in (times[""], Spread.of(late[0])):
         assert spread.repeats == 30
         assert back_to_back.median < spread.median < back_to_back.median + 0.02
 
 
-def test_a_late_host_is_never_timed(monkeypatch):
-    """The GPU reaches the first event at once unless the spin kernel is 8 times as long."""
+@pytest.fixture
+def late_gpu(monkeypatch):
+    """A GPU without clock: time is the work queued so far. It reaches an event before the host has queued the next one
+    unless the spin kernel in front is 8 times as long as the first one.
+
+    The lengths of the spin kernels, and a function that gives one which queues work.
+    """
     queued, spins = [], []
 
     class Event:
         def __init__(self):
-            self.at, self.spin = len(queued), spins[-1]
+            self.at, self.spin = sum(queued), spins[-1]
 
         def query(self):
             return self.spin < 8 * measure.SPIN_CYCLES
@@ -231,10 +236,34 @@ def test_a_late_host_is_never_timed(monkeypatch):
 
     monkeypatch.setattr(measure, "mark", lambda device: Event())
     monkeypatch.setattr(torch.cuda, "_sleep", spins.append)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    spread = _time_behind_spin(lambda: queued.append(1), torch.device("cuda"), 5, lambda: None)
-    assert (spread.repeats, spread.median) == (5, 1.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return spins, lambda work: lambda: queued.append(work)
+
+
+def test_a_late_host_is_never_timed(late_gpu):
+    spins, queue = late_gpu
+    times = _times_behind_spin([queue(1)], torch.device("cuda"), 5)
+    assert times == [[1.0] * 5]
     assert [cycles // measure.SPIN_CYCLES for cycles in spins] == [1, 2, 4] + [8] * 5
+
+
+def test_a_late_host_has_no_part_in_times_back_to_back(late_gpu, monkeypatch):
+    _, queue = late_gpu
+
+    class Captured:
+        def __init__(self, run, device, launches):
+            self.run, self.launches = run, launches
+
+        def replay(self):
+            for _ in range(self.launches):
+                self.run()
+
+    monkeypatch.setattr(measure, "capture", Captured)
+    monkeypatch.setattr(measure, "_raise_clock", lambda graph: None)
+    short, long = measure._replays_by_turns([queue(1), queue(3)], [10, 4], repeats=6)
+    assert (short.p10, short.p90, short.repeats) == (1, 1, 6)
+    assert (long.p10, long.p90, long.repeats) == (3, 3, 6)
 
 
 def test_each_isolated_run_has_its_preparation_before_it():
