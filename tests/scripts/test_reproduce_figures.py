@@ -64,8 +64,8 @@ def test_what_failed_is_listed_and_the_rest_goes_on(monkeypatch, on_gpu, statuse
 def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monkeypatch, on_gpu):
     monkeypatch.setattr(script, "run", lambda command: (0, []))
     told = script.estimate(script.chosen_steps(["paper"]), None)
-    assert "kernels                   5 min  measured on NVIDIA H100 80GB HBM3" in told  # 251 s are recorded
-    assert "layers                    6 min  an estimate" in script.estimate(["layers"], None)
+    assert "kernels                   5 min  measured on NVIDIA H100 80GB HBM3" in told  # 278 s are recorded
+    assert "codes                    20 min  an estimate" in script.estimate(["codes"], None)
     (downloads,) = [line for line in told.splitlines() if line.startswith("downloads")]
     assert "reddit" in downloads
     assert "cora" not in downloads  # it ships with the clone
