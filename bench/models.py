@@ -3,8 +3,8 @@
 All layers outside attention have the precision of the configuration, whatever the backend. A backend that computes in
 another type gets its queries, keys and values cast, and its output cast back; the casts count as its time.
 
-All cases of a width have the same weights. Logits are compared with those of a slow backend in the same precision
-before a time is kept. Accuracy cases compare logits in float16 and bfloat16 with float32.
+All cases of a width have the same weights. Logits are compared with those of a slow backend in float32 before a time is
+kept. Accuracy cases compare logits in float16 and bfloat16 with the same.
 """
 
 from collections.abc import Iterable
@@ -66,7 +66,7 @@ def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
     captured, device, config = case.launch == "cuda_graph", context.device, context.config
     model = planned.width.model(case.torch_dtype)
     inputs = planned.width.inputs(model, planned.attention)
-    expected = planned.width.expected(case.torch_dtype, case.backend)  # before a CUDA graph takes its memory
+    expected = planned.width.expected(case.backend)  # before a CUDA graph takes its memory
     before = memory_mib(device)
     reset_peak_memory(device)
     execution = prepare_execution(model, inputs, backend=case.backend, dense=case.dense, cuda_graph=captured)
@@ -124,7 +124,7 @@ def _replays(execution: Execution, device: torch.device, repeats: int) -> dict[s
 def _accuracy_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
     """Errors of logits in 16 bits against float32, with fused non-attention layers where they can run."""
     width = planned.width
-    exact = width.expected(torch.float32, case.backend)
+    exact = width.expected(case.backend)
     rows = []
     for dtype in ACCURACY_DTYPES:
         model = width.model(dtype)
@@ -154,7 +154,7 @@ class Width:
     def __init__(self, context: Context, shape: Shape) -> None:
         self.context, self.shape = context, shape
         self._models: dict[torch.dtype, GraphTransformer] = {}
-        self._expected: dict[tuple[torch.dtype, str], Expected] = {}
+        self._expected: dict[str, Expected] = {}
 
     @torch.inference_mode(False)  # torch.compile does not take inference tensors as parameters
     def model(self, dtype: torch.dtype) -> GraphTransformer:
@@ -192,20 +192,20 @@ class Width:
         inputs = {"dtype": dtype, "head_dim": dim, "num_heads": heads, "out_dtype": written_dtype(dtype, out_dtype)}
         return fused3s.plan_attention(context.pattern, backend=backend, device=context.device, **inputs)
 
-    def expected(self, dtype: torch.dtype, checked_backend: str) -> Expected:
-        """Logits in a precision by plain modules, with an attention other than `checked_backend`'s."""
+    def expected(self, checked_backend: str) -> Expected:
+        """Logits in float32 by plain modules, with an attention other than `checked_backend`'s."""
         small = self.context.loaded.meta.num_edges * self.shape.width <= REFERENCE_ELEMENTS
         slow = [name for name in FAST_REFERENCES if name != checked_backend]
         backend = "reference" if small else slow[0]
-        if (dtype, backend) not in self._expected:
-            model = self.model(dtype)
+        if backend not in self._expected:
+            model = self.model(torch.float32)
             try:
-                attention = cast(self.plan(backend, torch.float32, dtype), torch.float32)
-                self._expected[dtype, backend] = Expected(model(self.inputs(model, attention)), backend)
+                attention = self.plan(backend, torch.float32, torch.float32)
+                self._expected[backend] = Expected(model(self.inputs(model, attention)), backend)
             except torch.OutOfMemoryError as error:
                 text = f"the reference {backend}, not {checked_backend}, ran out of memory: {error}"
                 raise MemoryError(text) from None
-        return self._expected[dtype, backend]
+        return self._expected[backend]
 
 
 class Planned:

@@ -49,7 +49,8 @@ def test_rows_of_a_case(tmp_path):
     assert [(row.scope, row.metric) for row in (time, attention, memory)] == [
         *(("model", "time"), ("attention", "time"), ("model", "peak_memory"))
     ]
-    assert (time.dtype, time.dim, time.heads, time.blocks, time.relative_error) == ("float16", 16, 1, 2, 0.0)
+    assert (time.dtype, time.dim, time.heads, time.blocks) == ("float16", 16, 1, 2)
+    assert 1e-4 < time.relative_error < 8e-3  # of layers in float16 against float32
     assert [row.region for row in regions] == [
         *("embedding", "qkv", "attention", "out projection", "ffn", "norms", "readout")
     ]
