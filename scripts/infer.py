@@ -4,7 +4,8 @@
         [--output FILE [--save classes] ...] [--verify] [--accuracy] [--profile]
     torchrun --nproc-per-node 4 scripts/infer.py ...     # on several GPUs: docs/several-gpus.md
 
-Exit status: 0; 1 if --verify found a difference; 2 for any error; 130 after Ctrl-C.
+Exit status: 0; 1 if --verify found a difference; 3 if the data set is missing and cannot be downloaded; 2 for any other
+error; 130 after Ctrl-C.
 """
 
 import json
@@ -23,6 +24,7 @@ from bench.cli import console
 from bench.records import check_results_file
 from configs import load_config
 from inference.memory import memory_for
+from inference.missing_data import exit_not_loaded
 from inference.predictions import Form, check_forms, check_predictions_path, save_predictions
 from inference.ranks import load_on_ranks, ranks_table
 from inference.report import report_profile, report_table, surrogate_line, write_results
@@ -76,11 +78,12 @@ def main(
     cli.configure_logging(*([] if console.quiet else ["data", "fused3s"]))
     overrides = [*(overrides or []), *([f"model.checkpoint={json.dumps(str(checkpoint))}"] if checkpoint else [])]
     kept: list[str] = []
-    with cli.short_errors(
+    short_errors = cli.short_errors(
         *USER_ERRORS,
         explain=lambda error: "\nkept: ".join([error_text(error), *kept]),
         kept=lambda: f"{'nothing' if not kept else kept[0]} was written",
-    ):
+    )
+    with short_errors, exit_not_loaded():
         forms = (*dict.fromkeys(save or [Form.LOGITS]),)
         request = Request(config, load_config(config, overrides), verify, exact, profile, output, forms, results)
         check_results_file(results)

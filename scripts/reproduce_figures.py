@@ -4,8 +4,9 @@
 
 STEP is one or more steps of configs/suite.yaml: "paper" for what the paper shows, "all" for more, "none" to measure
 nothing. It says first what is downloaded, and how much time, disk and memory it takes. With --source auto a synthetic
-surrogate takes the place of a graph that cannot be had. Measurements go to results/local and figures to
-results/local/figures: nothing recorded is overwritten. An interrupted step resumes.
+surrogate takes the place of a benchmark's graph that cannot be had; training needs the official labels.
+Measurements go to results/local and figures to results/local/figures: nothing recorded is overwritten. An interrupted
+step resumes.
 
 At the end everything is drawn, and graphs that could not be fetched are listed; they do not count as a failure. Exit
 status: 0, or that of the first step that failed; the other steps still run. Without any measurement it is not 0.
@@ -50,7 +51,7 @@ def main(
     steps: Annotated[list[str] | None, typer.Argument(metavar="STEP", help=", ".join([*GROUPS, *STEPS]))] = None,
     source: Annotated[
         Literal["official", "auto", "file", "synthetic"] | None,
-        typer.Option(help="Where graphs come from, unless the configuration says it: official by default."),
+        typer.Option(help="Where benchmarks take graphs from, unless the configuration says it: official by default."),
     ] = None,
 ) -> None:
     """Measure if there is a GPU, and draw."""
@@ -61,14 +62,19 @@ def main(
     console.print(Text(estimate(chosen, source) if chosen else f"drawing from the CSVs recorded in {RECORDED}"))
     failed: dict[str, int] = {}
     missing: dict[str, None] = {}
+    # Configurations of train.py and infer.py without their data set: neither asked for again, nor are there weights.
+    not_loaded: set[Path] = set()
     with short_errors(kept=lambda: f"what was measured is in {MEASURED}; the same command continues"):
         for name in chosen:
             start, statuses = time.monotonic(), []
             for command in commands(STEPS[name], source):
-                status, problems = run(command)
+                config = config_of(command)
+                status, problems = (NOT_LOADED, []) if config in not_loaded else run(command)
                 statuses.append(status)
                 if status == NOT_LOADED:
                     missing |= dict.fromkeys(problems)
+                    if command[0] != "bench.py":  # it has measured its other graphs
+                        not_loaded.add(config)
                 elif status:
                     failed.setdefault(name, status)
             if not any(statuses):
@@ -94,38 +100,46 @@ def chosen_steps(names: list[str]) -> list[str]:
 def estimate(names: list[str], source: str | None) -> str:
     """Time, downloads, disk and memory of some steps. Steps share graphs, so that the largest disk and memory count."""
     gpu = torch.cuda.get_device_properties(0)
-    lines, total = [], 0.0
-    for name in names:
-        seconds, known = duration(name, gpu.name)
-        total += seconds
-        lines.append(f"  {name:<22} {ceil(seconds / 60):>4} min  {known}")
+    durations = {name: duration(name, gpu.name) for name in names}
+    lines = [
+        f"  {name:<22} {ceil(seconds / 60):>4} min  {f'measured on {device}' if device else 'an estimate'}"
+        for name, (seconds, device) in durations.items()
+    ]
+    elsewhere = [device for _, device in durations.values() if device not in ("", gpu.name)]
     graphs, to_fetch = set_names(names, source)
     costs = pd.read_csv(ROOT / RECORDED / "datasets" / "costs.csv")
     peaks = costs.loc[costs["dataset"].isin(graphs), "peak_memory_mib"] / 1024
     host = max([0, *peaks, *(STEPS[name].get("host_gb", 0) for name in names)])
-    disk, free = max(STEPS[name].get("gb", 0) for name in names), shutil.disk_usage(ROOT).free / 1e9
+    disk = max(STEPS[name].get("gb", 0) for name in names)
+    free = shutil.disk_usage(DATASETS if DATASETS.exists() else ROOT).free / 1e9
+    hint = ", which may not be enough: graphs that do not fit are left out and listed at the end"
+    hint += "; free space, or measure surrogates alone with SOURCE=synthetic"
     facts = {
         "downloads": ", ".join(to_fetch) or "nothing",
-        "disk": f"up to {disk} GB for downloads; {free:.0f} GB are free",
+        "disk": f"up to {disk} GB for downloads; {free:.0f} GB are free{hint if to_fetch and free < disk else ''}",
         "memory": f"{host:.1f} GB of the host; " * (host > 0)
         + f"what does not fit the GPU's {gpu.total_memory / 1e9:.0f} GB is marked",
     }
-    minutes = ceil(total / 60)
-    head = f"about {minutes // 60} h {minutes % 60:02d} min on {gpu.name}, downloads not counted"
+    minutes = ceil(sum(seconds for seconds, _ in durations.values()) / 60)
+    of = f"on {gpu.name}"
+    if elsewhere:
+        others = ", ".join(dict.fromkeys(elsewhere))
+        of = f"with {len(elsewhere)} of {len(names)} times of another GPU ({others}), not of this {gpu.name}"
+    head = f"about {minutes // 60} h {minutes % 60:02d} min, downloads not counted, {of}"
     return "\n".join([head, *lines, *(f"{name:<10} {text}" for name, text in facts.items())])
 
 
 def duration(name: str, gpu: str) -> tuple[float, str]:
-    """Seconds of a step, and where they are from: the longest time on this GPU, on another one, or an estimate."""
+    """Seconds of a step, and the GPU they are of: the longest on this one, or some on another; "" for an estimate."""
     files = [path for path in (ROOT / RECORDED / DURATIONS, ROOT / MEASURED / DURATIONS) if path.exists()]
     table = pd.concat([pd.read_csv(path) for path in files], ignore_index=True)
     table = table[table["step"] == name]
     here = table[table["device"] == gpu]
     found = here if len(here) else table
     if found.empty:
-        return 60.0 * STEPS[name]["minutes"], "an estimate"
+        return 60.0 * STEPS[name]["minutes"], ""
     longest = found.loc[found["seconds"].idxmax()] if len(here) else found.iloc[0]
-    return longest["seconds"], f"measured on {longest['device']}"
+    return longest["seconds"], longest["device"]
 
 
 def record_duration(name: str, seconds: float) -> None:
@@ -138,15 +152,17 @@ def record_duration(name: str, seconds: float) -> None:
 
 
 def set_names(steps: list[str], source: str | None) -> tuple[set[str], list[str]]:
-    """Data sets that the benchmarks of some steps read, and those of them whose official files are fetched first."""
+    """Data sets that the benchmarks of some steps read, and those that all their scripts fetch first."""
     graphs, official = set(), set()
     for command in (command for name in steps for command in commands(STEPS[name], source)):
         if command[0] == "bench.py":
             overrides = [value for option, value in pairwise(command) if option == "--set"]
-            config = load_bench_config(ROOT / command[2], overrides)
+            config = load_bench_config(config_of(command), overrides)
             graphs |= {config.graph_of(name) for name in config.names}
             if config.source in ("official", "auto"):
                 official |= {config.graph_of(name) for name in config.names}
+        else:
+            official.add(read_yaml(config_of(command))["data"]["name"])
     entries = {name: data.info(name) for name in data.names() if name in official}
     absent = [name for name, one in entries.items() if one.embedded is None and not one.official.is_present(DATASETS)]
     return graphs, absent
@@ -162,11 +178,21 @@ def commands(step: dict[str, Any], source: str | None) -> Iterator[list[str]]:
         for line in step["run"]:
             command = shlex.split(line.format(results=MEASURED, **chosen))
             if command[0] == "bench.py":
-                config = yaml.safe_load((ROOT / command[2]).read_text(encoding="utf-8"))
-                if source and "source" not in config and "source=" not in line:
+                if source and "source" not in read_yaml(config_of(command)) and "source=" not in line:
                     command += ["--set", f"source={source}"]
                 command += ["--results", str(MEASURED)]
+            elif "configs/train/" in line:  # for scores: a surrogate has no labels
+                command += ["--set", "data.source=official"]
             yield command
+
+
+def config_of(command: list[str]) -> Path:
+    """Configuration of a script."""
+    return ROOT / command[command.index("--config") + 1]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def run(command: list[str]) -> tuple[int, list[str]]:

@@ -5,8 +5,8 @@
 
 The folder DIR gets best.safetensors and its JSON file, the state of the run, a CSV and a TensorBoard log; with several
 training.seeds a folder seed_N for each. Its default is runs/CONFIG[-DATASET][-KEY=VALUE ...]: the name of the config,
-the data set where the config is not named after it, and what --set changes. Exit status: 0; 2 for any error; 130
-after Ctrl-C, with the run saved.
+the data set where the config is not named after it, and what --set changes. Exit status: 0; 3 if the data set is
+missing and cannot be downloaded; 2 for any other error; 130 after Ctrl-C, with the run saved.
 """
 
 import re
@@ -32,6 +32,7 @@ from bench.places import check_folder
 from bench.records import append_rows, check_results_file
 from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
+from inference.missing_data import exit_not_loaded
 from inference.training_rows import curve_rows, learning_curve, run_rows
 from models import CheckpointError
 from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks, shared_from_first_rank
@@ -65,7 +66,7 @@ def main(
     """Train a model on a data set with labels and splits, and report its test metric."""
     console.quiet = not is_first_process()
     cli.configure_logging(*([] if console.quiet else ["data"]))
-    with cli.short_errors(*USER_ERRORS, explain=error_text):
+    with cli.short_errors(*USER_ERRORS, explain=error_text), exit_not_loaded():
         settings = load_config(config, overrides or [], schema=TrainConfig)
         output = output or run_folder(config.stem, settings.data.name, overrides or [])
         check_results_file(results)

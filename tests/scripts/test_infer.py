@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import data
 from baselines import REGISTRY
+from bench.runner import NOT_LOADED
 from configs import load_config
 from dense.block import dense_block_unavailable
 from models import GraphTransformer
@@ -238,6 +239,17 @@ def test_a_user_error_is_a_message(infer, tmp_path, given, parts):
         assert part in done.stderr
     assert not (tmp_path / "r.csv").exists()
     assert "warm-up" not in done.stdout  # rejected before any slow step
+
+
+def test_a_data_set_that_cannot_be_had_has_its_own_status(infer, tmp_path, monkeypatch):
+    def no_network(*_):
+        raise data.DownloadError("no such host")
+
+    monkeypatch.setattr("data.sources.base.fetch", no_network)
+    settings = [*QUICK, "data.source=official", f"data.root={tmp_path}"]
+    done = infer(config="configs/train/citeseer.yaml", settings=settings)
+    assert done.exit_code == NOT_LOADED, done.stderr
+    assert f"\nerror: citeseer: not under {tmp_path}; no such host" in done.stderr
 
 
 def test_packages_come_from_the_clone_that_the_script_is_in(tmp_path):

@@ -61,6 +61,51 @@ def test_what_failed_is_listed_and_the_rest_goes_on(monkeypatch, on_gpu, statuse
     assert (on_gpu / "durations.csv").exists() == ("bench.py" not in statuses)  # a part of a step tells no time
 
 
+@pytest.mark.parametrize("step", ["train", "collections"])
+def test_a_data_set_that_train_or_infer_cannot_have_is_left_out_and_asked_for_once(monkeypatch, on_gpu, step):
+    ran = []
+
+    def run(command):
+        ran.append(command)
+        is_absent = any("ogbg-molhiv" in word or "molhiv-all" in word for word in command)
+        return (NOT_LOADED, ["ogbg-molhiv: no such host"]) if is_absent else (0, [])
+
+    monkeypatch.setattr(script, "run", run)
+    done = CliRunner().invoke(script.app, [step, "use_of_weights_molhiv"] if step == "train" else [step])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("left out   ogbg-molhiv: no such host") == 1
+    asked = [command for command in ran if any("molhiv" in word for word in command)]
+    assert [command[0] for command in asked] == ["train.py" if step == "train" else "infer.py"]
+    if step == "train":
+        assert "data.source=official" in options(asked[0], "--set")  # a surrogate has no labels: another error
+    assert not (on_gpu / "durations.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("free", "fetched", "is_short"), [(35e9, True, True), (35e9, False, False), (70e9, True, False)], ids=str
+)
+def test_a_disk_that_may_be_too_small_is_told_with_the_remedy(monkeypatch, on_gpu, free, fetched, is_short):
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    if not fetched:
+        monkeypatch.setattr(script, "set_names", lambda *_: ({"reddit"}, []))
+    (disk,) = [line for line in script.estimate(["kernels"], None).splitlines() if line.startswith("disk")]
+    assert f"up to 60 GB for downloads; {free / 1e9:.0f} GB are free" in disk
+    assert ("may not be enough" in disk) == ("left out" in disk) == ("SOURCE=synthetic" in disk) == is_short
+
+
+def test_times_of_another_gpu_are_told_in_the_first_line(on_gpu):
+    def head():
+        return script.estimate(["kernels", "ablation"], None).splitlines()[0]
+
+    other = "NVIDIA H100 80GB HBM3"
+    times = "about 0 h 08 min, downloads not counted, with "
+    assert head() == times + f"2 of 2 times of another GPU ({other}), not of this my GPU"
+    script.record_duration("kernels", 278)
+    assert head() == times + f"1 of 2 times of another GPU ({other}), not of this my GPU"
+    script.record_duration("ablation", 148)
+    assert head() == "about 0 h 08 min, downloads not counted, on my GPU"
+
+
 def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monkeypatch, on_gpu):
     monkeypatch.setattr(script, "run", lambda command: (0, []))
     told = script.estimate(script.chosen_steps(["paper"]), None)
@@ -70,9 +115,10 @@ def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monke
     assert "reddit" in downloads
     assert "cora" not in downloads  # it ships with the clone
     assert "28.0 GB of the host" in told
-    assert script.duration("smoke", "my GPU") == (91, "measured on NVIDIA H200")
+    assert "ogbg-molhiv" in script.set_names(["train"], None)[1]
+    assert script.duration("smoke", "my GPU") == (91, "NVIDIA H200")
     CliRunner().invoke(script.app, ["smoke"])
-    assert script.duration("smoke", "my GPU")[1] == "measured on my GPU"
+    assert script.duration("smoke", "my GPU")[1] == "my GPU"
     assert "layers" not in told
 
 
@@ -81,7 +127,7 @@ def test_the_longest_time_counts_of_a_step_that_was_resumed(on_gpu):
     on_gpu.mkdir()
     recorded.assign(seconds=recorded["seconds"] + [100, *[-1] * (len(recorded) - 1)]).to_csv(on_gpu / "durations.csv")
     (first, seconds, _, gpu), (second, fewer, *_) = recorded.to_numpy()[:2]
-    assert script.duration(first, gpu) == (seconds + 100, f"measured on {gpu}")
+    assert script.duration(first, gpu) == (seconds + 100, gpu)
     assert script.duration(second, gpu)[0] == fewer
 
 
