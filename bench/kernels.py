@@ -233,7 +233,7 @@ def normal_inputs(context: Context, shape: Shape, count: int, dtype: torch.dtype
     (num_rows, num_cols), (heads, dim, kv_heads) = context.loaded.meta.shape, shape
     of_query, of_key = (num_rows, heads, dim), (num_cols, kv_heads or heads, dim)
     sizes = (of_query, of_key, of_key, of_query)[:count]
-    return [torch.randn(size, generator=generator, device=context.device).to(dtype) for size in sizes]
+    return [torch.randn(size, generator=generator, device=context.device, dtype=dtype) for size in sizes]
 
 
 def of_query_heads(query: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
