@@ -13,9 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from report.rows import HERE, read_yaml
 
@@ -38,15 +40,22 @@ def slug(text: str) -> str:
 
 
 def image(figure: Figure, kind: str = "png") -> bytes:
-    """The figure as a file of that kind; the same bytes on every run on one machine. A PNG has a palette."""
+    """The figure as a file of that kind; the same bytes on every run on one machine. A PNG has a palette, and holds its
+    texts and the heights of its bars as `shown`, since these are to be equal where pixels may differ."""
     content, small = io.BytesIO(), io.BytesIO()
     none = {"Software": None} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
     figure.savefig(content, format=kind, metadata=none)
     if kind != "png":
         return content.getvalue()
     palette = Image.open(content).convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    palette.save(small, "PNG", optimize=True)
+    held = PngInfo()
+    held.add_itxt("shown", "\n".join([text.get_text() for text in figure.findobj(Text)] + _heights(figure)), zip=True)
+    palette.save(small, "PNG", optimize=True, pnginfo=held)
     return small.getvalue()
+
+
+def _heights(figure: Figure) -> list[str]:
+    return [f"{bar.get_height():.4g}" for bar in figure.findobj(Rectangle)]
 
 
 def colour(series: str) -> str:

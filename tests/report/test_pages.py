@@ -83,6 +83,8 @@ def test_what_the_script_wrote_passes_its_check_until_a_row_changes(run, tmp_pat
     assert written.exit_code == 0, written.stderr
     assert {"RESULTS.md", "CLAIMS.md", "figures"} <= {path.name for path in tmp_path.iterdir()}
     assert run("report", "--results", tmp_path, "--check").exit_code == 0
+    append_rows(csv, [row("cora", "dfgnn_tiling", 2.002, date="2026-12-31T00:00:00Z")])  # no pixel of a bar
+    assert "fig5_single_d128.png" in run("report", "--results", tmp_path, "--check").stdout
     append_rows(csv, [row("cora", "fused3s", 0.5, date="2027-01-01T00:00:00Z")])
     checked = run("report", "--results", tmp_path, "--check")
     assert checked.exit_code == 1
