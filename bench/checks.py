@@ -14,8 +14,8 @@ COLUMNS = 64  # of V at a time
 ROWS = 1 << 16  # compared at a time
 # Logits differ from those in float32 by rounding in layers and attention and by the order of sums, carried through the
 # blocks. In units of eps (spacing of the dtype at 1), 10 blocks in float16 and bfloat16 gave up to 4.6 on the graphs of
-# configs/bench/end_to_end_*.yaml, and float32 up to 6. Losing 1 % of the edges gives 7e-2 or more in any dtype, above the
-# 6e-2 of bfloat16.
+# configs/bench/end_to_end_*.yaml, and float32 up to 6. Losing 1 % of the edges gives 7e-2 or more in any dtype, above
+# the 6e-2 of bfloat16.
 ALLOWED_EPS = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 64, torch.float64: 64}
 # Largest relative error of a row, in norm: about two roundings of E in float16; rounded scores in float32.
 ALLOWED_ERROR = {torch.float16: 2e-3, torch.float32: 1e-4}

@@ -34,12 +34,14 @@ Ratios = Mapping[str, pd.DataFrame]  # by series; a line for each group
 
 
 def paper_bars(data: Data, spec: Spec) -> Figure | None:
-    """Figures 5, 6 and 8: a group of `bars` for each of `graphs` and `dims`, in a row of axes for each of `panels`.
+    """Figures 5, 6 and 8: a group of `bars` for each graph and each of `dims`, in a row of axes for each of `panels`.
 
+    `graphs` names a selection of tables.yaml, which the claims on the figure share.
     A bar is the ratio of `theirs` over a series of `where`. A panel may have `marks`, the paper's own rows; `means`,
     groups for the geometric means over the graphs on which all series ran; `log`, the bottom of a logarithmic axis; and
     `caption`, the place in the paper that states the speed-up of `subject` over each series of `over`.
     """
+    spec = {**spec, "graphs": data.defs[spec["graphs"]]["dataset"]}
     drawn = {"dataset": spec["graphs"], "dim": spec["dims"], "series": [*spec["bars"], *spec["over"]]}
     panels = []
     for panel in spec["panels"]:
@@ -69,7 +71,8 @@ def paper_bars(data: Data, spec: Spec) -> Figure | None:
         axes.set_title(title, size=6.5, loc="left")
     if "ours" not in message:
         return None
-    legend_above(grid[0, 0], 6, synthetic_key(panels[0][2], _of_twins(data, panels[0][1])), 1.15, fontsize=6.5)
+    first, where, rows = panels[0]
+    legend_above(grid[0, 0], 6, synthetic_key(rows, _of_twins(data, where, spec, first["theirs"])), 1.15, fontsize=6.5)
     figure.suptitle(spec["title"].format(**message))
     return figure
 
@@ -79,12 +82,16 @@ def _ratios(data: Data, where: Spec, theirs: Spec, series: str) -> pd.DataFrame:
     return pd.concat([data.pairs(merged(where, sides, {"dim": dim})) for dim in where["dim"]]).set_index(GROUP)
 
 
-def _of_twins(data: Data, where: Spec) -> str:
-    """How far times on synthetic graphs can be trusted: their ratios to those on the originals, where both exist."""
-    found = quiet(data.pairs({"use": ["twins"], "device": where["device"]}))["ratio"]
-    return (
-        f"; surrogates of real graphs take {found.min():.2f} to {found.max():.2f} times as long" if len(found) else ""
-    )
+def _of_twins(data: Data, where: Spec, spec: Spec, theirs: Spec) -> str:
+    """How far synthetic graphs can be trusted: the speed-up of `subject` on surrogates over that on their originals."""
+    twins = {"use": ["twins"], "device": where["device"], "dataset": where["dataset"], "dim": where["dim"]}
+    times = quiet(data.pairs(twins)).pivot(index=GROUP, columns="series", values="ratio")
+    both = theirs["series"].split()[0], spec["subject"].split()[0]
+    factors = (times[both[0]] / times[both[1]]).dropna() if {*both} <= {*times} else times
+    if factors.empty:
+        return ""
+    count = factors.index.get_level_values(0).nunique()
+    return f"; on surrogates of real ones the kernel's speed-up is {mean(factors):.2f} times as large (n = {count})"
 
 
 def _captions(spec: Spec, place: str, over: Ratios) -> tuple[list[str], dict[str, str]]:
@@ -118,7 +125,7 @@ def _draw_bars(axes: Axes, spec: Spec, panel: Spec, rows: pd.DataFrame, found: R
                 write(axes, x, "not run" * (nth == len(found) // 2))
             elif np.isnan(one.ratio):
                 status = statuses.get((*key, series), "" if rows["date"].any() else "oom")
-                words = "-" if status in ("ok", "unchecked") else MISSING.get(status, status)  # no other side
+                words = "no base" if status in ("ok", "unchecked") else MISSING.get(status, status)
                 write(axes, x, words, color="#555555")
             else:
                 text = f"{one.value:,.0f}" if one.value >= 100 else f"{one.value:.3g}"

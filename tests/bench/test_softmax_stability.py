@@ -87,6 +87,22 @@ def test_some_rows_that_overflow_are_a_wrong_row_with_the_others_error():
     assert naive.reason == f"{64 - naive.repeats} of 64 rows are not finite"
 
 
+@pytest.mark.parametrize("softmax", EMULATED)
+def test_overflow_of_the_naive_softmax_breaks_its_gradients(softmax):
+    def gradient(size: int, dtype: torch.dtype) -> torch.Tensor:
+        one = scores("shift", size)
+        score = one.exact_scores.to(dtype).requires_grad_()
+        emulate(softmax, score, one.inputs[2].to(dtype)[one.columns]).square().sum().backward()
+        return score.grad.double()
+
+    for size in (0, 16):  # exp(16) overflows in float16
+        found, expected = gradient(size, torch.float16), gradient(size, torch.float64)
+        if softmax == "naive" and size:
+            assert not found.isfinite().any(1).all()
+        else:
+            assert (found - expected).norm() < 0.02 * expected.norm()
+
+
 @pytest.mark.gpu
 def test_the_kernels_run_and_only_the_naive_one_overflows():
     device = torch.device("cuda", torch.cuda.current_device())

@@ -5,7 +5,19 @@ import pytest
 from kernel_rows import row
 
 from report import claims
-from report.claims import MISSING, NO, PART, YES, Finding, judge_holds, judge_less, judge_near, judge_small, near
+from report.claims import (
+    MISSING,
+    NO,
+    PART,
+    YES,
+    Finding,
+    judge_fits,
+    judge_holds,
+    judge_less,
+    judge_near,
+    judge_small,
+    near,
+)
 from report.engine import Data
 from report.rows import frame
 
@@ -82,10 +94,56 @@ def test_cases_hold_or_not_and_means_fall_or_not():
     assert [judge_less(data(*pair), {"cases": cases}).verdict for pair in ((3.0, 2.0), (2.0, 3.0))] == [YES, NO]
 
 
+def test_means_are_to_fall_on_real_graphs_too_and_are_of_the_same_graphs():
+    def pairs(kernel: str, **ratios: float) -> list:
+        sources = {name: "official" if name.startswith("real") else "synthetic" for name in ratios}
+        return [row(name, kernel, ratio, data_source=sources[name]) for name, ratio in ratios.items()]
+
+    ours = pairs("fused3s_paper", real=1.0, made=1.0, real_too=1.0)
+    cases = {"pyg": PAIR, "dfgnn_tiling": PAIR | {"theirs": {"backend": "dfgnn_tiling"}}}
+    rows = Data(
+        frame([*ours, *pairs("pyg", real=2.0, made=9.0), *pairs("dfgnn_tiling", real=3.0, made=1.0, real_too=90.0)])
+    )
+    found = judge_less(rows, {"cases": cases, "same": ["data_sha256"]})
+    assert (found.verdict, found.real) == (NO, NO)  # 4.24 and 1.73 over both, 2 and 3 on the real one
+    assert found.ours.startswith("pyg 4.24 (n = 2), dfgnn_tiling 1.73 (n = 2); real pyg 2.00 (n = 1)")
+    made = Data(frame([*ours, *pairs("pyg", made=9.0), *pairs("dfgnn_tiling", made=1.0)]))
+    assert judge_less(made, {"cases": cases}).verdict == PART
+
+
+@pytest.mark.parametrize(("ratios", "verdict"), [((1.2, 1.2, 0.9, 0.9), YES), ((1.2, 1.2, 1.2, 0.9), PART)])
+def test_a_gain_on_about_half_is_of_the_graphs_that_gain(ratios, verdict):
+    found = judge_near(data(*ratios), {"value": 1.18, "half": True, "cases": {"": PAIR}})
+    assert (found.verdict, found.ours) == (
+        verdict,
+        f"gains on {ratios.count(1.2)} of 4: 1.20x (n = {ratios.count(1.2)})",
+    )
+
+
+@pytest.mark.parametrize(("on_less", "verdict"), [("ok", YES), ("oom", PART)])
+def test_a_kernel_that_fits_by_its_peak_is_to_run_on_the_gpu_of_less_memory_too(on_less, verdict):
+    peak = {"metric": "peak_memory", "unit": "MiB", "launch": "none", "plan": "none"}
+    rows = [row("big", name, gib * 1024, **peak) for name, gib in (("fused3s_paper", 60.0), ("pyg", 90.0))]
+    later = {"device": "GPU of 40 GB", "date": "2027-01-01T00:00:00Z"}
+    rows += [
+        row("big", "fused3s_paper", 1.0 if on_less == "ok" else None, on_less, **later),
+        row("big", "pyg", None, "oom", **later),
+    ]
+    spec = {
+        "subject": "fused3s_paper",
+        "gib": 80,
+        "graphs": ["big"],
+        "where": {"bench": "kernels", "metric": "peak_memory"},
+    }
+    beside = {"use": ["kernel", "back_to_back"], "newest": True}
+    found = judge_fits(Data(frame(rows)), spec | {"beside": beside})
+    assert (found.verdict, found.ours.endswith("GPU of 40 GB runs big with no kernel")) == (verdict, verdict == PART)
+
+
 def test_without_rows_nothing_is_claimed(tmp_path):
     found = claims.judged(Data(frame([row("cora", "csr_unfused", 1.0)])), tmp_path)
     measured = {says: finding.verdict for says, finding in found.items() if "authors' own codes" not in says}
     assert {*measured.values()} == {claims.MISSING}
     seconds = pd.DataFrame([{"step": "sm_active", "seconds": 61, "device": "my GPU"}])
-    line = "| `make reproduce-figures FIGURES=sm_active` | 2 (my GPU) | `results/figures/fig7_sm_activity.png` | 2 not"
+    line = "| `make reproduce-figures FIGURES=sm_active` | 2 (my GPU) | `figures/fig7_sm_activity.png` | 2 not"
     assert line in claims.shown(found, seconds)
