@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from baselines import flashsparse
 from bench.csv_files import AS_TEXT, read_table
 from bench.records import NOT_BUILT, NOT_PUBLISHED, Provenance
 from bench.sparse_formats import count_bcsr_blocks, count_vectors, formula_bits, stored_bits
@@ -113,26 +114,32 @@ def dataset_rows(entry: Dataset, measured: MeasuredGraph) -> list[TableRow]:
 
 
 def decile_rows(entry: Dataset, measured: MeasuredGraph) -> list[TableRow]:
-    """One row per decile; the paper has four graphs."""
-    bounds = entry.published.deciles if entry.published else None
+    """One row per decile, with the row windows in it; the paper has four graphs."""
+    published = entry.published
+    bounds = (published and published.deciles) or [None] * len(measured.deciles)
     rows = []
-    for number, (low, high) in enumerate(measured.deciles):
-        paper = bounds[number : number + 2] if bounds else (None, None)
-        # Counts are whole numbers: a deviation of one block is always ok.
-        states = {
-            "ok" if theirs is not None and abs(ours - theirs) <= 1 else status(ours, theirs, DECILE_TARGET)
-            for ours, theirs in zip((low, high), paper, strict=True)
-        }
-        rows.append(
-            {
-                "decile": f"{10 * (number + 1)}%",
-                "ours_min": str(low),
-                "ours_max": str(high),
-                "paper_min": NOT_PUBLISHED if paper[0] is None else str(paper[0]),
-                "paper_max": NOT_PUBLISHED if paper[1] is None else str(paper[1]),
-                "status": "off" if "off" in states else states.pop(),
-            }
-        )
+    for number, (ours, paper) in enumerate(zip(measured.deciles, bounds, strict=False), 1):
+        cells = {"decile": f"{10 * number}%", "ours_size": f"{measured.bsb.num_row_windows / 10:.0f}"}
+        cells |= {"paper_size": str(published.decile_size) if paper else NOT_PUBLISHED}
+        cells |= {"ours_min": str(ours[0]), "ours_max": str(ours[1])}
+        cells |= dict(zip(("paper_min", "paper_max"), map(str, paper or (NOT_PUBLISHED,) * 2), strict=True))
+        state = NOT_PUBLISHED
+        if paper:  # counts are whole numbers: a deviation of one block is always ok
+            near = [abs(a - b) <= max(1, DECILE_TARGET * b) for a, b in zip(ours, paper, strict=True)]
+            state = "ok" if all(near) else "off"
+        rows.append(cells | {"status": state})
+    return rows
+
+
+def tile_rows(measured: MeasuredGraph) -> list[TableRow]:
+    """One row per shape of tiles: how many there are, and nonzeros over their elements, padding included."""
+    narrow = BSB.from_csr(measured.indptr, measured.indices, tile=flashsparse.TILE)
+    rows = []
+    for name, bsb in (("BSB", measured.bsb), ("FlashSparse", narrow)):
+        height, width = bsb.tile
+        density = bsb.nnz / max(bsb.num_tcbs * height * width, 1)
+        cells = {"format": name, "tile": f"{height}x{width}", "tiles": str(bsb.num_tcbs), "density": f"{density:.4f}"}
+        rows.append(cells)
     return rows
 
 

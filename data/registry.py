@@ -40,7 +40,8 @@ class Published:
     Attributes:
         num_tcbs: total number of blocks, recovered from the throughputs of the published run to within a few.
         tcb_per_rw, tcb_per_rw_cv, nnz_per_tcb, nnz_per_tcb_cv: the paper's table of single graphs.
-        deciles: the paper's decile table, eleven bounds of the TCB counts.
+        decile_size: row windows in a decile, from the paper's decile table.
+        deciles: (min, max) TCB count of a row window in each decile, from the same table.
     """
 
     num_tcbs: int
@@ -48,7 +49,8 @@ class Published:
     tcb_per_rw_cv: float | None = None
     nnz_per_tcb: float | None = None
     nnz_per_tcb_cv: float | None = None
-    deciles: tuple[int, ...] | None = None
+    decile_size: int | None = None
+    deciles: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -416,6 +416,20 @@ def judge_formats(data: Data, spec: Spec, folder: Path) -> Finding:
     return Finding(verdict, "; ".join(texts))
 
 
+def judge_tiles(data: Data, spec: Spec, folder: Path) -> Finding:
+    """The tiles of `denser` hold more nonzeros over their elements than those of BSB, on every data set."""
+    if not (path := folder / "tiles.csv").exists():
+        return NOT_RECORDED
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = table.sort_values("source").drop_duplicates(["dataset", "format"])  # official, file, synthetic
+    wide = table.pivot(index=["dataset", "source"], columns="format", values="density").astype(float)
+    ratios = (wide[spec["denser"]] / wide["BSB"]).reset_index(name="ratio")
+    of_real = ratios.loc[ratios["source"] != "synthetic", "ratio"]
+    verdicts = [of_all(int((some > 1).sum()), len(some)) for some in (ratios["ratio"], of_real) if len(some)]
+    text = f"{ratios['ratio'].min():.2f} to {ratios['ratio'].max():.2f} times as dense (n = {len(ratios)})"
+    return Finding(worst(verdicts), text, real=verdicts[1] if len(verdicts) == 2 else "-")
+
+
 def judge_summary(data: Data, spec: Spec, findings: Mapping[str, Finding]) -> Finding:
     """All claims whose `says` holds `of`: reproduced if all are, in part if more than half are at least in part."""
     found = [finding for says, finding in findings.items() if spec["of"] in says]
@@ -455,6 +469,10 @@ PREDICATES: dict[str, Callable[..., Finding]] = {
 }
 
 
+# Of the tables of data sets.
+IN_TABLES: dict[str, Callable[..., Finding]] = {"values": judge_values, "formats": judge_formats, "tiles": judge_tiles}
+
+
 def sections() -> list[dict[str, Any]]:
     """The sections of claims.yaml; a claim with `each` is repeated for each of its values, which replace $0, $1, ..."""
     found = read_yaml("claims.yaml")["sections"]
@@ -482,8 +500,8 @@ def _filled(part: Any, values: Sequence[Any]) -> Any:
 
 def judged(data: Data, results: Path) -> dict[str, Finding]:
     """The finding on each claim with a predicate, by what it says."""
-    kinds = {**PREDICATES, "values": partial(judge_values, folder=results / "datasets")}
-    kinds["formats"] = partial(judge_formats, folder=results / "datasets")
+    kinds = dict(PREDICATES)
+    kinds |= {name: partial(judge, folder=results / "datasets") for name, judge in IN_TABLES.items()}
     claims = [claim for section in sections() for claim in section["claims"]]
     findings: dict[str, Finding] = {}
     for claim in claims:

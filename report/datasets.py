@@ -1,4 +1,4 @@
-"""The paper's data set, decile and format tables as Markdown, from the CSVs in results/datasets."""
+"""The paper's data set, decile and format tables and that of tiles as Markdown, from the CSVs in results/datasets."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +8,8 @@ import pandas as pd
 from bench.csv_files import AS_TEXT, read_table
 from bench.records import NOT_BUILT, NOT_PUBLISHED, ResultsFileError
 from report.engine import markdown
+
+DECILE_SIZE = "decile size"
 
 
 def markdown_of(path: Path) -> str:
@@ -32,13 +34,17 @@ def datasets_markdown(rows: pd.DataFrame) -> str:
 
 
 def deciles_markdown(rows: pd.DataFrame) -> str:
-    """The deciles of the sets for which the paper has them."""
+    """The deciles of the sets for which the paper has them; decile size: a tenth of the row windows."""
 
     def cell(row: pd.Series) -> str:
+        if row["decile"] == DECILE_SIZE:
+            return _beside(row["ours_size"], row["paper_size"], "")
         ours, paper = (f"{row[f'{whose}_min']}–{row[f'{whose}_max']}" for whose in ("ours", "paper"))
         return _beside(ours, paper, row["status"])
 
-    return _wide(rows[rows["status"] != NOT_PUBLISHED], "decile", cell)
+    rows = rows[rows["status"] != NOT_PUBLISHED]
+    sizes = rows.drop_duplicates(["dataset", "source"]).assign(decile=DECILE_SIZE)
+    return _wide(pd.concat([sizes, rows]), "decile", cell)
 
 
 def formats_markdown(rows: pd.DataFrame) -> str:
@@ -51,6 +57,11 @@ def formats_markdown(rows: pd.DataFrame) -> str:
     return _wide(rows, "format", cell)
 
 
+def tiles_markdown(rows: pd.DataFrame) -> str:
+    """Nonzeros over the elements of all tiles."""
+    return _wide(rows.assign(tile=rows["format"] + " " + rows["tile"]), "tile", lambda row: row["density"])
+
+
 def costs_markdown(rows: pd.DataFrame) -> str:
     """Time and memory of loading the edges, building the DGLGraph and counting blocks."""
     rows = rows.drop(columns=["device", "date", "commit", "dirty"])
@@ -61,6 +72,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], str]] = {
     "datasets": datasets_markdown,
     "deciles": deciles_markdown,
     "formats": formats_markdown,
+    "tiles": tiles_markdown,
     "costs": costs_markdown,
 }
 

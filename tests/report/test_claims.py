@@ -140,6 +140,17 @@ def test_a_kernel_that_fits_by_its_peak_is_to_run_on_the_gpu_of_less_memory_too(
     assert (found.verdict, found.ours.endswith("GPU of 40 GB runs big with no kernel")) == (verdict, verdict == PART)
 
 
+@pytest.mark.parametrize(("made", "verdict", "real"), [(0.2, YES, YES), (0.05, PART, YES)])
+def test_denser_tiles_are_counted_once_a_set(tmp_path, made, verdict, real):
+    lines = ["dataset,source,format,density"]
+    found_in = (("a", "official", 0.2), ("a", "synthetic", 0.01), ("b", "file", 0.3), ("c", "synthetic", made))
+    for dataset, source, density in found_in:
+        lines += [f"{dataset},{source},BSB,0.1", f"{dataset},{source},FlashSparse,{density}"]
+    (tmp_path / "tiles.csv").write_text("\n".join(lines))
+    found = claims.judge_tiles(None, {"denser": "FlashSparse"}, tmp_path)
+    assert (found.verdict, found.real, found.ours.endswith("to 3.00 times as dense (n = 3)")) == (verdict, real, True)
+
+
 def test_without_rows_nothing_is_claimed(tmp_path):
     found = claims.judged(Data(frame([row("cora", "csr_unfused", 1.0)])), tmp_path)
     measured = {says: finding.verdict for says, finding in found.items() if "authors' own codes" not in says}

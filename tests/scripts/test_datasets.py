@@ -76,9 +76,34 @@ def test_stats_writes_tables_with_the_papers_figures_beside(datasets, tmp_path):
     assert all(cell for row in figures for cell in row.values())
     deciles = rows(tmp_path / "out" / "deciles.csv")
     assert [row["paper_max"] for row in deciles[:10]] == ["5", "6", "7", "8", "9", "10", "11", "12", "14", "43"]
+    text = (tmp_path / "out" / "deciles.md").read_text()
+    assert "| pubmed | synthetic | 123 / 123 | 1–5 / 1–5 |" in text
+    assert "zinc" not in text
     assert all(float(cost["blocks_s"]) >= 0 for cost in rows(tmp_path / "out" / "costs.csv"))
     text = (tmp_path / "out" / "datasets.md").read_text()
     assert "| pubmed | synthetic | 19717 / 19717 | 88651 / 88651 |" in text
+
+
+def test_stats_count_the_tiles_of_bsb_and_flashsparse(datasets, tmp_path):
+    # 18 nonzeros. Rows 0 to 7: 17 columns, rows 8 to 15: none, row 16: one. BSB: 3 + 1 tiles of 16 x 8; FlashSparse:
+    # 2 + 0 + 1 tiles of 8 x 16.
+    src, dst = np.r_[np.zeros(17, int), 16], np.r_[np.arange(17), 3]
+    np.savez(tmp_path / "graph.npz", src_li=src, dst_li=dst, num_nodes=20)
+    out = tmp_path / "out"
+    assert datasets("stats", "cora", "--path", tmp_path / "graph.npz", "--out", out).exit_code == 0
+    found = [(row["format"], row["tile"], row["tiles"], row["density"]) for row in rows(out / "tiles.csv")]
+    assert found == [("BSB", "16x8", "4", "0.0352"), ("FlashSparse", "8x16", "3", "0.0469")]  # 18 / 512, 18 / 384
+    assert "| cora | file | 0.0352 | 0.0469 |" in (out / "tiles.md").read_text()
+
+
+def test_stats_offline_name_their_surrogates_and_fail_where_none_is_allowed(datasets, tmp_path):
+    asked = ("stats", "pubmed", "cora", "--root", tmp_path, "--out", tmp_path / "out")
+    done = datasets(*asked)
+    assert done.exit_code == 0, done.stderr
+    assert "synthetic surrogates, as the files are missing: pubmed\n" in done.stderr
+    done = datasets(*asked, "--source", "official")
+    assert done.exit_code == 1
+    assert "pubmed: skipped: " in done.stderr
 
 
 def test_stats_of_a_rectangular_graph_are_refused_and_leave_the_others(datasets, tmp_path):
