@@ -115,6 +115,8 @@ def judge_near(data: Data, spec: Spec) -> Finding:
         some = [quiet(found), real(quiet(found))]
         if spec.get("half"):
             gain = [rows[rows["ratio"] > 1] for rows in some]
+            if gain[0].empty:
+                return Finding(NO, f"gains on none of {len(found)}")
             shares = [len(few) / len(rows) for few, rows in zip(gain, some, strict=True) if len(rows)]
             verdicts += [YES if 1 / 3 <= share <= 2 / 3 else PART for share in shares]
             name = f"{name}gains on {len(gain[0])} of {len(some[0])}"
