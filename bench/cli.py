@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -54,12 +54,14 @@ def short_errors(
     *kinds: type[Exception],
     explain: Callable[[Exception], str | None] = str,
     kept: Callable[[], str] = written_before,
+    statuses: Mapping[type[Exception], int] | None = None,
 ) -> Iterator[None]:
     """Exit with status 2 and a short message on errors of these kinds, and with 130 on Ctrl-C.
 
     Args:
         explain: gives the message; None keeps the traceback.
         kept: says after Ctrl-C what the run leaves behind.
+        statuses: kinds of errors that have a status of their own.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:  # a background job of a shell ignores Ctrl-C
@@ -74,7 +76,7 @@ def short_errors(
         if message is None:
             raise
         errors.print(Text(f"error: {message}"))
-        raise typer.Exit(2) from error
+        raise typer.Exit(next((own for kind, own in (statuses or {}).items() if isinstance(error, kind)), 2)) from error
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -181,8 +181,7 @@ class GraphMeasures:
     def __init__(self, context: Context) -> None:
         device = context.device
         self.gathered_columns = gathered_columns(context.pattern)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # a format would take a part of a free block that a huge graph's output needs
+        torch.cuda.empty_cache()  # a format would take a part of a free block that a huge graph's output needs
         self.before = {"warm": lambda: None} | ({"cold": l2_flusher(device)} if device.type == "cuda" else {})
         number = torch.zeros(1, device=device)
         options = {"device": device, "repeats": context.config.repeats, "expected_ms": 0.0}

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from bench.records import NOT_BUILT
+from configs.suite import PAPER
 from report.derived import PeakRates
 from report.engine import Data, Spec, markdown, mean, quiet, real
-from report.rows import HERE, merged, read_yaml
+from report.rows import merged, read_yaml
 
 NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
 YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "not recorded"
@@ -612,19 +612,13 @@ def shown(findings: Mapping[str, Finding], durations: pd.DataFrame | None) -> st
         quoted = f'"{steps}"' if " " in steps else steps
         commands = {"": "make tables", "paper": "make reproduce-figures"}
         command = commands.get(steps, f"make reproduce-figures FIGURES={quoted}")
-        timed = _minutes(_default_steps() if steps == "paper" else steps.split(), durations)
+        timed = _minutes(PAPER if steps == "paper" else steps.split(), durations)
         lines.append([name, f"`{command}`", timed, f"`{file}`", ", ".join(words)])
     caption = (
         "Figures 1 to 4 are drawings; Tables 1, 2, 4 and 5 state no result. Minutes: without downloads. Files: below "
         "`results/` as recorded, below `results/local/` as you measure them."
     )
     return f"{caption}\n\n" + markdown(["in the paper", "command", "minutes", "file", "its claims"], lines)
-
-
-def _default_steps() -> list[str]:
-    """Those of `make reproduce-figures`."""
-    suite = yaml.safe_load((HERE.parent / "configs" / "suite.yaml").read_text(encoding="utf-8"))
-    return [name for name, step in suite.items() if step.get("in") == "paper"]
 
 
 def _minutes(steps: Sequence[str], durations: pd.DataFrame | None) -> str:

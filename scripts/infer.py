@@ -22,9 +22,10 @@ import fused3s
 from bench import cli
 from bench.cli import console
 from bench.records import check_results_file
+from bench.runner import NOT_LOADED
 from configs import load_config
+from data import DatasetMissingError
 from inference.memory import memory_for
-from inference.missing_data import exit_not_loaded
 from inference.predictions import Form, check_forms, check_predictions_path, save_predictions
 from inference.ranks import load_on_ranks, ranks_table
 from inference.report import report_profile, report_table, surrogate_line, write_results
@@ -78,12 +79,12 @@ def main(
     cli.configure_logging(*([] if console.quiet else ["data", "fused3s"]))
     overrides = [*(overrides or []), *([f"model.checkpoint={json.dumps(str(checkpoint))}"] if checkpoint else [])]
     kept: list[str] = []
-    short_errors = cli.short_errors(
+    with cli.short_errors(
         *USER_ERRORS,
         explain=lambda error: "\nkept: ".join([error_text(error), *kept]),
         kept=lambda: f"{'nothing' if not kept else kept[0]} was written",
-    )
-    with short_errors, exit_not_loaded():
+        statuses={DatasetMissingError: NOT_LOADED},
+    ):
         forms = (*dict.fromkeys(save or [Form.LOGITS]),)
         request = Request(config, load_config(config, overrides), verify, exact, profile, output, forms, results)
         check_results_file(results)

@@ -35,11 +35,10 @@ from bench.cli import console, short_errors
 from bench.provenance import provenance
 from bench.runner import NOT_LOADED
 from configs.bench import load_bench_config
+from configs.suite import PAPER, STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED, MEASURED, DATASETS = Path("results"), Path("results", "local"), ROOT / "datasets"
-STEPS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "configs" / "suite.yaml").read_text(encoding="utf-8"))
-PAPER = [name for name, step in STEPS.items() if step.get("in") == "paper"]
 GROUPS = {"paper": PAPER, "all": [name for name, step in STEPS.items() if "in" in step], "none": []}
 DURATIONS = "durations.csv"  # below RECORDED and MEASURED: seconds of steps by GPU
 

@@ -30,9 +30,9 @@ from bench import cli
 from bench.cli import console, errors
 from bench.places import check_folder
 from bench.records import append_rows, check_results_file
+from bench.runner import NOT_LOADED
 from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
-from inference.missing_data import exit_not_loaded
 from inference.training_rows import curve_rows, learning_curve, run_rows
 from models import CheckpointError
 from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks, shared_from_first_rank
@@ -66,7 +66,7 @@ def main(
     """Train a model on a data set with labels and splits, and report its test metric."""
     console.quiet = not is_first_process()
     cli.configure_logging(*([] if console.quiet else ["data"]))
-    with cli.short_errors(*USER_ERRORS, explain=error_text), exit_not_loaded():
+    with cli.short_errors(*USER_ERRORS, explain=error_text, statuses={data.DatasetMissingError: NOT_LOADED}):
         settings = load_config(config, overrides or [], schema=TrainConfig)
         output = output or run_folder(config.stem, settings.data.name, overrides or [])
         check_results_file(results)
