@@ -1,160 +1,18 @@
-"""Verdicts: they follow from the rows and the stated rules, and no declaration holds one."""
+"""The page of claims, and the table of the paper's figures."""
 
 import pandas as pd
-import pytest
 from kernel_rows import row
 
 from report import claims
-from report.claims import (
-    MISSING,
-    NO,
-    PART,
-    YES,
-    Finding,
-    judge_fits,
-    judge_holds,
-    judge_less,
-    judge_near,
-    judge_small,
-    near,
-)
 from report.engine import Data
 from report.rows import frame
-
-PAIR = {
-    "use": ["kernel", "back_to_back"],
-    "dim": 128,
-    "ours": {"backend": "fused3s_paper"},
-    "theirs": {"backend": "pyg"},
-}
-
-
-def data(*ratios: float, source: str = "official") -> Data:
-    """PyG's time over ours is each of the ratios on a graph of its own."""
-    names = [f"graph {nth}" for nth in range(len(ratios))]
-    rows = [row(name, "fused3s_paper", 1.0, data_source=source) for name in names]
-    return Data(
-        frame([*rows, *(row(name, "pyg", r, data_source=source) for name, r in zip(names, ratios, strict=True))])
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "low", "high", "verdict"),
-    [
-        (2.0, 2.0, None, YES),
-        (1.7, 2.0, None, YES),  # within a factor of 1.25
-        (1.5, 2.0, None, PART),
-        (4.1, 2.0, None, NO),
-        (0.99, 1.15, None, NO),  # near, but on the other side of 1
-        (1.01, 0.99, None, NO),
-        (1.5, 1.19, 1.39, YES),
-        (2.5, 1.19, 1.39, PART),
-        (1.23, 10.8, None, NO),  # the same side of 1 alone is not in part
-    ],
-)
-def test_a_ratio_is_near_within_a_factor_and_on_the_same_side_of_one(value, low, high, verdict):
-    assert near(value, low, high) == verdict
-
-
-def test_the_least_favourable_of_all_and_of_real_graphs_counts():
-    rows = [row(name, kernel, time, data_source=source) for name, source, kernel, time in (
-        ("a", "official", "fused3s_paper", 1.0), ("a", "official", "pyg", 1.2),
-        ("b", "synthetic", "fused3s_paper", 1.0), ("b", "synthetic", "pyg", 4.0),
-    )]  # fmt: skip
-    finding = judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR}})
-    assert (finding.verdict, finding.ours) == (PART, "2.19x (n = 2, 1 synthetic); real 1.20x (n = 1)")
-    assert finding.real == PART
-    above = PAIR | {"above": 3}
-    assert judge_holds(Data(frame(rows)), {"cases": {"pyg": above}}).real == NO
-    unmeasured = PAIR | {"dim": 64}
-    assert judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR, "d = 64": unmeasured}}) == finding
-    assert judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"d = 64": unmeasured}}).verdict == MISSING
-
-
-def test_batches_are_small_by_the_nodes_of_a_graph():
-    rows = [row("zinc", "pyg", 1.0, nodes=nodes, data_sha256=str(nodes)) for nodes in (1024 * 499, 1024 * 501)]
-    found = judge_small(Data(frame(rows)), {"nodes": 500, "where": {"bench": "kernels"}})
-    assert (found.verdict, found.ours) == (NO, "499 to 501 nodes on average (n = 2)")
-
-
-def test_synthetic_graphs_alone_give_at_most_in_part():
-    made = data(3.0, 3.0, source="synthetic")
-    assert judge_holds(made, {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
-    assert judge_holds(made, {"cases": {"pyg": PAIR | {"above": 1}}, "sizes": True}).verdict == YES
-    assert judge_near(made, {"value": 3.0, "cases": {"": PAIR}}).verdict == PART
-
-
-def test_cases_hold_or_not_and_means_fall_or_not():
-    assert judge_holds(data(2.0, 0.5, 3.0), {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
-    for side, graph, ratio in (("below", 0, 2.0), ("above", 2, 8.0)):
-        of = PAIR | {"of": [f"graph {graph}"], side: None}
-        text = f"pyg: graph {graph} {ratio:.2f} (mean 4.00)"
-        assert judge_holds(data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, text, real=YES)
-    cases = {"first": PAIR | {"dataset": "graph 0"}, "second": PAIR | {"dataset": "graph 1"}}
-    assert [judge_less(data(*pair), {"cases": cases}).verdict for pair in ((3.0, 2.0), (2.0, 3.0))] == [YES, NO]
-
-
-def test_means_are_to_fall_on_real_graphs_too_and_are_of_the_same_graphs():
-    def pairs(kernel: str, **ratios: float) -> list:
-        sources = {name: "official" if name.startswith("real") else "synthetic" for name in ratios}
-        return [row(name, kernel, ratio, data_source=sources[name]) for name, ratio in ratios.items()]
-
-    ours = pairs("fused3s_paper", real=1.0, made=1.0, real_too=1.0)
-    cases = {"pyg": PAIR, "dfgnn_tiling": PAIR | {"theirs": {"backend": "dfgnn_tiling"}}}
-    rows = Data(
-        frame([*ours, *pairs("pyg", real=2.0, made=9.0), *pairs("dfgnn_tiling", real=3.0, made=1.0, real_too=90.0)])
-    )
-    found = judge_less(rows, {"cases": cases, "same": ["data_sha256"]})
-    assert (found.verdict, found.real) == (NO, NO)  # 4.24 and 1.73 over both, 2 and 3 on the real one
-    assert found.ours.startswith("pyg 4.24 (n = 2), dfgnn_tiling 1.73 (n = 2); real pyg 2.00 (n = 1)")
-    made = Data(frame([*ours, *pairs("pyg", made=9.0), *pairs("dfgnn_tiling", made=1.0)]))
-    assert judge_less(made, {"cases": cases}).verdict == PART
-
-
-@pytest.mark.parametrize(("ratios", "verdict"), [((1.2, 1.2, 0.9, 0.9), YES), ((1.2, 1.2, 1.2, 0.9), PART)])
-def test_a_gain_on_about_half_is_of_the_graphs_that_gain(ratios, verdict):
-    found = judge_near(data(*ratios), {"value": 1.18, "half": True, "cases": {"": PAIR}})
-    assert (found.verdict, found.ours) == (
-        verdict,
-        f"gains on {ratios.count(1.2)} of 4: 1.20x (n = {ratios.count(1.2)})",
-    )
-
-
-@pytest.mark.parametrize(("on_less", "verdict"), [("ok", YES), ("oom", PART)])
-def test_a_kernel_that_fits_by_its_peak_is_to_run_on_the_gpu_of_less_memory_too(on_less, verdict):
-    peak = {"metric": "peak_memory", "unit": "MiB", "launch": "none", "plan": "none"}
-    rows = [row("big", name, gib * 1024, **peak) for name, gib in (("fused3s_paper", 60.0), ("pyg", 90.0))]
-    later = {"device": "GPU of 40 GB", "date": "2027-01-01T00:00:00Z"}
-    rows += [
-        row("big", "fused3s_paper", 1.0 if on_less == "ok" else None, on_less, **later),
-        row("big", "pyg", None, "oom", **later),
-    ]
-    spec = {
-        "subject": "fused3s_paper",
-        "gib": 80,
-        "graphs": ["big"],
-        "where": {"bench": "kernels", "metric": "peak_memory"},
-    }
-    beside = {"use": ["kernel", "back_to_back"], "newest": True}
-    found = judge_fits(Data(frame(rows)), spec | {"beside": beside})
-    assert (found.verdict, found.ours.endswith("GPU of 40 GB runs big with no kernel")) == (verdict, verdict == PART)
-
-
-@pytest.mark.parametrize(("made", "verdict", "real"), [(0.2, YES, YES), (0.05, PART, YES)])
-def test_denser_tiles_are_counted_once_a_set(tmp_path, made, verdict, real):
-    lines = ["dataset,source,format,density"]
-    found_in = (("a", "official", 0.2), ("a", "synthetic", 0.01), ("b", "file", 0.3), ("c", "synthetic", made))
-    for dataset, source, density in found_in:
-        lines += [f"{dataset},{source},BSB,0.1", f"{dataset},{source},FlashSparse,{density}"]
-    (tmp_path / "tiles.csv").write_text("\n".join(lines))
-    found = claims.judge_tiles(None, {"denser": "FlashSparse"}, tmp_path)
-    assert (found.verdict, found.real, found.ours.endswith("to 3.00 times as dense (n = 3)")) == (verdict, real, True)
+from report.verdicts import MISSING
 
 
 def test_without_rows_nothing_is_claimed(tmp_path):
     found = claims.judged(Data(frame([row("cora", "csr_unfused", 1.0)])), tmp_path)
     measured = {says: finding.verdict for says, finding in found.items() if "authors' own codes" not in says}
-    assert {*measured.values()} == {claims.MISSING}
+    assert {*measured.values()} == {MISSING}
     seconds = pd.DataFrame([{"step": "sm_active", "seconds": 61, "device": "my GPU"}])
     line = "| `make reproduce-figures FIGURES=sm_active` | 2 (my GPU) | `figures/fig7_sm_activity.png` | 2 not"
     assert line in claims.shown(found, seconds)

@@ -1,0 +1,456 @@
+"""Verdicts on claims: the predicates that claims.yaml names, each computed from recorded rows at every call."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+
+import pandas as pd
+
+from bench.csv_files import AS_TEXT
+from bench.records import NOT_BUILT
+from report.derived import PeakRates
+from report.engine import Data, Spec, mean, quiet, real
+from report.rows import merged
+
+NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
+YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "not recorded"
+VERDICTS = (YES, PART, NO, MISSING)
+SYNTHETIC = "Synthetic graphs alone."
+SOURCES = ("official", "file", "synthetic")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """
+    Attributes:
+        verdict: one of VERDICTS.
+        ours, codes: the numbers of this repository, and of the authors' codes on the same GPU.
+        real: the verdict on real graphs alone.
+        why: what was computed; follows the `why` of the declaration.
+        means: the mean ratios behind `ours`.
+    """
+
+    verdict: str
+    ours: str = "-"
+    codes: str = "-"
+    real: str = "-"
+    why: str = ""
+    means: tuple[float, ...] = ()
+
+
+NOT_RECORDED = Finding(MISSING, why="The rows are not recorded.")
+
+
+def near(value: float, low: float, high: float | None = None) -> str:
+    """Verdict on a ratio against the paper's value or range."""
+    high = low if high is None else high
+    if (value > 1) != (low > 1):
+        return NO
+    if low / NEAR <= value <= high * NEAR:
+        return YES
+    return PART if low / HALF_WAY <= value <= high * HALF_WAY else NO
+
+
+def of_all(holds: int, total: int) -> str:
+    """Verdict on a statement that holds in some of several cases."""
+    return YES if holds == total else PART if 2 * holds > total else NO
+
+
+def worst(verdicts: Iterable[str]) -> str:
+    """The least favourable one; "-" is none."""
+    return max((verdict for verdict in verdicts if verdict != "-"), key=VERDICTS.index)
+
+
+def over_all_and_real(holds: pd.Series, of_real: pd.Series) -> tuple[str, str]:
+    """Verdicts on a statement over all cases, and over those of real graphs; "-" if there are none of these."""
+    alone = holds[of_real.to_numpy()]
+    return of_all(holds.sum(), len(holds)), of_all(alone.sum(), len(alone)) if len(alone) else "-"
+
+
+def describe(found: pd.DataFrame) -> str:
+    """Means with their counts: "2.14x (n = 15, 10 synthetic, slower on 1); real 2.45x (n = 5)"."""
+    noisy, found = found["noisy"].sum(), quiet(found)
+    kinds = found["kind"].value_counts()
+    counts = [f"{kinds[kind]} {kind}" for kind in ("synthetic", "surrogate", "file") if kind in kinds]
+    slower = (found["ratio"] < 1).sum()
+    counts += [f"slower on {slower}"] * bool(slower) + [f"{noisy} CPU-bound"] * bool(noisy)
+    text = f"{mean(found['ratio']):.2f}x ({', '.join([f'n = {len(found)}', *counts])})"
+    some = real(found)
+    return text if len(some) in (0, len(found)) else f"{text}; real {mean(some['ratio']):.2f}x (n = {len(some)})"
+
+
+def judge_near(data: Data, spec: Spec) -> Finding:
+    """`value` (or [low, high]) against the mean ratio of each of `cases`; `codes`: that of the authors' codes.
+
+    `half`: of the graphs that gain, which are a third to two thirds of all.
+    """
+    limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
+    verdicts, on_real, texts, means = [], [], [], []
+    for name, pair in spec["cases"].items():
+        found = data.pairs(pair)
+        if quiet(found).empty:  # the default run of the figures does not measure every case
+            continue
+        some = [quiet(found), real(quiet(found))]
+        if spec.get("half"):
+            gain = [rows[rows["ratio"] > 1] for rows in some]
+            if gain[0].empty:
+                return Finding(NO, f"gains on none of {len(found)}")
+            shares = [len(few) / len(rows) for few, rows in zip(gain, some, strict=True) if len(rows)]
+            verdicts += [YES if 1 / 3 <= share <= 2 / 3 else PART for share in shares]
+            name = f"{name}gains on {len(gain[0])} of {len(some[0])}"
+            found, some = gain[0], gain
+        means += [mean(rows["ratio"]) for rows in some if len(rows)]
+        verdicts += [PART] * (not len(some[1]))
+        on_real += [near(mean(rows["ratio"]), *limits) for rows in some[1:] if len(rows)]
+        texts.append(f"{name}: {describe(found)}" if name else describe(found))
+    if not texts:
+        return NOT_RECORDED
+    verdicts += [near(value, *limits) for value in means]
+    codes = data.pairs(spec["codes"]) if "codes" in spec else pd.DataFrame()
+    theirs = f"{describe(codes)}: {near(mean(codes['ratio']), *limits)}" if len(codes) else "-"
+    rewritten = data.pairs(spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
+    factor = f"{mean(rewritten['ratio']):.2f}" if len(rewritten) else ""
+    why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
+    real_alone = worst(on_real) if on_real else "-"
+    return Finding(worst(verdicts), "; ".join(texts), theirs, real_alone, why, tuple(means))
+
+
+def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[pd.Series, pd.Series, list[str]]:
+    """Whether each pair of all cases holds, and whether its graph is real; a text for each case."""
+    holds, of_real, texts = [pd.Series(dtype=bool)], [pd.Series(dtype=bool)], []
+    for name, case in cases.items():
+        found = quiet(data.pairs(case))
+        ratios = found["ratio"]
+        if found.empty:
+            continue
+        if case.get("of"):  # the bound is the mean over all graphs; the claim speaks of some
+            found = found[found["dataset"].isin(case["of"])]
+        bound = mean(ratios) if case.get("of") else None
+        ratios = found["ratio"]
+        limit = case["below"] if "below" in case else case["above"]
+        limit = bound if limit is None else limit
+        kept = ratios < limit if "below" in case else ratios > limit
+        holds.append(kept)
+        of_real.append(found["kind"] == "real")
+        form = case.get("form", ".2f")
+        if len(found) <= 3:
+            text = ", ".join(f"{label} {ratio:{form}}" for label, ratio in zip(found["label"], ratios, strict=True))
+        else:
+            text = f"{kept.sum()} of {len(kept)} ({ratios.min():{form}} to {ratios.max():{form}})"
+        texts.append(f"{name}: {text}" + (f" (mean {bound:{form}})" if bound else ""))
+    return pd.concat(holds, ignore_index=True), pd.concat(of_real, ignore_index=True), texts
+
+
+def judge_holds(data: Data, spec: Spec) -> Finding:
+    """Every pair of each case has a ratio `above` or `below` a bound; null: the mean, for the graphs in `of`."""
+    kept, of_real, texts = _held(data, spec["cases"])
+    if kept.empty:
+        return NOT_RECORDED
+    holds, total = kept.sum(), len(kept)
+    verdict, on_real = over_all_and_real(kept, of_real)
+    codes = _held(data, spec["codes"])[0] if "codes" in spec else []
+    ours = f"{holds} of {total}; {'; '.join(texts)}" if len(texts) > 1 and not spec.get("short") else "; ".join(texts)
+    finding = Finding(verdict, f"{holds} of {total} pairs" if spec.get("short") else ours)
+    if len(codes):
+        finding = replace(finding, codes=f"{sum(codes)} of {len(codes)} pairs")
+    if on_real != "-" or spec.get("sizes"):
+        return replace(finding, real=on_real)
+    return replace(finding, verdict=worst([verdict, PART]), why=SYNTHETIC)
+
+
+def judge_less(data: Data, spec: Spec) -> Finding:
+    """The mean of the first case is above that of each other one, over all graphs and over real ones.
+
+    Cases that have pairs of the same `same` columns in common are compared on those alone.
+    """
+    found = {name: quiet(data.pairs(case)) for name, case in spec["cases"].items()}
+    if any(rows.empty for rows in found.values()):
+        return NOT_RECORDED
+    if same := spec.get("same"):
+        keys = [rows.set_index(same).index for rows in found.values()]
+        common = reduce(pd.Index.intersection, keys)
+        found = {name: rows[key.isin(common)] for (name, rows), key in zip(found.items(), keys, strict=True)}
+    texts, verdicts = [], []
+    for kind, some in (("", found), ("real ", {name: real(rows) for name, rows in found.items()})):
+        if any(rows.empty for rows in some.values()):
+            continue
+        means = {name: mean(rows["ratio"]) for name, rows in some.items()}
+        first, *others = means.values()
+        verdicts.append(YES if all(other < first for other in others) else NO)
+        form = spec.get("form", ".2f")
+        texts.append(", ".join(f"{kind}{name} {value:{form}} (n = {len(some[name])})" for name, value in means.items()))
+    if not verdicts:
+        return NOT_RECORDED
+    codes = {name: quiet(data.pairs(case)) for name, case in spec.get("codes", {}).items()}
+    theirs = [f"{name} {mean(rows['ratio']):.2f} (n = {len(rows)})" for name, rows in codes.items() if len(rows)]
+    finding = Finding(worst(verdicts), "; ".join(texts), ", ".join(theirs) or "-")
+    if len(verdicts) == 2:
+        return replace(finding, real=verdicts[1])
+    return replace(finding, verdict=worst([PART, *verdicts]), why=SYNTHETIC)
+
+
+def judge_small(data: Data, spec: Spec) -> Finding:
+    """The graphs of each batch have fewer than `nodes` nodes on average."""
+    found = data.pick(spec["where"]).drop_duplicates("data_sha256")
+    sizes = found["nodes"] / found["graphs"]
+    if found.empty:
+        return NOT_RECORDED
+    text = f"{sizes.min():.0f} to {sizes.max():.0f} nodes on average (n = {len(found)})"
+    verdict, on_real = over_all_and_real(sizes < spec["nodes"], found["kind"] == "real")
+    return Finding(verdict, text, real=on_real)
+
+
+def judge_status(data: Data, spec: Spec) -> Finding:
+    """Each of `cases` runs or fails as the paper says: {name: {fails: true, ...selection}}."""
+    texts, holds = [], 0
+    for name, case in spec["cases"].items():
+        statuses = {*data.pick({k: v for k, v in case.items() if k != "fails"})["status"]}
+        failed = statuses - {"ok", "unchecked", "wrong"}
+        holds += bool(statuses) and bool(failed) == case.get("fails", False)
+        texts.append(f"{name}: {', '.join(sorted(failed)) or ('runs' if statuses else 'not measured')}")
+    if all(text.endswith("not measured") for text in texts):
+        return NOT_RECORDED
+    return Finding(of_all(holds, len(texts)), "; ".join(texts))
+
+
+def judge_fits(data: Data, spec: Spec) -> Finding:
+    """On each graph the peak memory of `subject` is at most `gib`; every other kernel needs more, or failed.
+
+    At most in part if `subject` fails on one of the graphs where `beside` was measured, on a GPU of less memory.
+    """
+    texts, holds = [], 0
+    for dataset in spec["graphs"]:
+        found = data.pick(merged(data.resolve(spec["where"]), {"dataset": dataset}))
+        need = found[found["status"] == "ok"].groupby("series")["value"].max() / 1024
+        fits = need.index[need <= spec["gib"]]
+        if spec["subject"] not in need:
+            return NOT_RECORDED
+        holds += {*fits} == {spec["subject"]}
+        texts.append(f"{dataset}: {', '.join(f'{name} {value:.1f}' for name, value in need.sort_values().items())} GiB")
+    finding = Finding(of_all(holds, len(texts)), "; ".join(texts))
+    beside = data.pick(merged(data.resolve(spec["beside"]), {"dataset": spec["graphs"]}))
+    failed = beside[beside["status"] == "oom"]
+    if spec["subject"] not in {*failed["series"]}:
+        return finding
+    ran = beside[beside["status"] == "ok"].groupby("dataset")["series"].agg(", ".join)
+    words = [f"{dataset} with {ran.get(dataset, 'no kernel')}" for dataset in spec["graphs"]]
+    ours = f"{finding.ours}; {failed['device'].iloc[0]} runs {', '.join(words)}"
+    return replace(finding, verdict=worst([finding.verdict, PART]), ours=ours)
+
+
+def judge_error(data: Data, spec: Spec) -> Finding:
+    """The largest relative error of a row is below `below`, and no output is wrong."""
+    found = data.pick(spec["where"]).dropna(subset="relative_error")
+    if found.empty:
+        return NOT_RECORDED
+    largest = found["relative_error"].max()
+    good = largest < spec["below"] and (found["status"] == "ok").all()
+    return Finding(YES if good else NO, f"worst row {largest:.1e} of {len(found)} outputs")
+
+
+def judge_balance(data: Data, spec: Spec) -> Finding:
+    """The share of active time of the SMs rises above 0.9 with reordering."""
+    where = {"bench": "sm_active", "metric": "sm_active_share", "dataset": spec["dataset"]}
+    ours = data.pick(where | {"status": "ok", "out_dtype": "float32"})
+    shares = ours.set_index("series")["value"]
+    if not {"F3S_splitC", "F3S_reorderRW"} <= {*shares.index}:
+        return NOT_RECORDED
+    before, after = shares["F3S_splitC"], shares["F3S_reorderRW"]
+    verdict = YES if after > before and after > 0.9 else PART if after > before else NO
+    synthetic = len(real(ours)) == 0
+    text = f"{before:.2f} to {after:.2f}{' (synthetic)' * synthetic}"
+    return Finding(worst([verdict, PART]), text, why=SYNTHETIC) if synthetic else Finding(verdict, text, real=verdict)
+
+
+def judge_bandwidth(data: Data, spec: Spec) -> Finding:
+    """The kernel uses a larger share of the rate of copies than of that of the tensor cores, on every graph."""
+    memory = data.measured(merged(data.resolve(spec["where"]), {"metric": "tb_per_s"}))
+    tensor = data.measured(merged(data.resolve(spec["where"]), {"metric": "tflop_per_s"}))
+    if memory.empty or "peak_rates" not in data.benches:
+        return NOT_RECORDED
+    rates = PeakRates.of(data.benches["peak_rates"], memory["device"].iloc[0])
+    if rates.mma is None or rates.copy is None:
+        return NOT_RECORDED
+    bandwidth, cores = memory["value"] / (rates.copy / 1e9), tensor["value"] / (rates.mma / 1e9)
+    shares = [
+        f"{name} {some.min():.1%} to {some.max():.1%}" for name, some in (("copies", bandwidth), ("mma.sync", cores))
+    ]
+    text = f"{', '.join(shares)} (n = {len(memory)}); below half of that of copies on {(bandwidth < 0.5).sum()}"
+    verdicts = over_all_and_real((bandwidth > cores) & (bandwidth >= 0.5), memory["kind"] == "real")
+    return Finding(worst(verdicts), text, real=verdicts[1])
+
+
+def judge_by_width(data: Data, spec: Spec) -> Finding:
+    """The share of attention at the second of two d is at least 0.9 of that at the first."""
+    texts, holds = [], []
+    for name, case in spec["cases"].items():
+        shares = quiet(data.pairs(case)).pivot(index=["data_sha256", "kind"], columns="dim", values="ratio").dropna()
+        if shares.empty:
+            continue
+        kept = shares.iloc[:, -1] >= 0.9 * shares.iloc[:, 0]
+        holds.append(kept)
+        medians = f"{shares.iloc[:, 0].median():.0%} to {shares.iloc[:, -1].median():.0%}"
+        texts.append(f"{name}: {medians}, not falling on {kept.sum()} of {len(kept)}")
+    if not texts:
+        return NOT_RECORDED
+    every = pd.concat(holds).reset_index(name="holds")
+    verdict, on_real = over_all_and_real(every["holds"], every["kind"] == "real")
+    return Finding(verdict, "; ".join(texts), real=on_real)
+
+
+def judge_overflow(data: Data, spec: Spec) -> Finding:
+    """The naive softmax loses its first row within 1.5 times the threshold of each type."""
+    where = {
+        "bench": "stability",
+        "metric": "relative_error",
+        "backend": "emulated",
+        "variant": "naive",
+        "scores": "spread",
+    }
+    texts, holds = [], 0
+    for dtype, threshold in spec["thresholds"].items():
+        found = data.pick(where | {"dtype": dtype})
+        lost = found.loc[found["status"] != "ok", "score_range"].min()
+        fine = found.loc[(found["status"] == "ok") & ~(found["score_range"] >= lost), "score_range"].max()
+        if found.empty:
+            return NOT_RECORDED
+        texts.append(f"{dtype}: all rows finite up to {fine:g}, some not from {lost:g}")
+        holds += bool(threshold - 1 <= fine <= 1.5 * threshold and threshold <= lost <= 1.5 * threshold)
+    return Finding(of_all(holds, len(texts)), "; ".join(texts))
+
+
+def judge_losses(data: Data, spec: Spec) -> Finding:
+    """Of the kernels only `loser` loses rows at any range of scores."""
+    found = data.pick({"bench": "stability", "metric": "relative_error", "backend": {"not": ["emulated"]}})
+    if found.empty:
+        return NOT_RECORDED
+    lost = found[found["status"] != "ok"].groupby("series").size()
+    text = ", ".join(f"{name} at {count} ranges" for name, count in lost.items()) or "none"
+    return Finding(YES if {*lost.index} == {spec["loser"]} else NO, f"rows lost by {text}")
+
+
+def judge_blocks(data: Data, spec: Spec) -> Finding:
+    """The error of the online softmax over that of the stable one is above 1.01, and larger with smaller blocks."""
+    where = {
+        "bench": "stability",
+        "metric": "relative_error",
+        "backend": "emulated",
+        "dtype": "float16",
+        "status": "ok",
+    }
+    found = data.pick(where | {"scores": "spread"}).pivot_table("value", "score_range", "variant")
+    sizes = sorted((int(name.partition("_")[2]), name) for name in found if name.startswith("online_"))
+    if not sizes or "stable" not in found:
+        return NOT_RECORDED
+    excess = {name: mean((found[name] / found["stable"]).dropna()) for _, name in sizes}
+    values = [*excess.values()]
+    verdict = YES if values[0] > 1.01 and values[0] >= values[-1] else NO
+    return Finding(verdict, ", ".join(f"{name} {value:.3f}" for name, value in excess.items()))
+
+
+def judge_values(data: Data, spec: Spec, folder: Path) -> Finding:
+    """Statistics of data sets, or their deciles, equal the paper's: rows of a table of results/datasets."""
+    if (found := _table_of_sets(folder, spec["table"])).empty:
+        return NOT_RECORDED
+    found = found[found["dataset"].isin(spec["sets"]) & ~found["status"].eq("not published")]
+    if spec["table"] == "deciles":
+        found = found.assign(same=(found["ours_min"] == found["paper_min"]) & (found["ours_max"] == found["paper_max"]))
+    else:
+        found = found[found["status"].isin(["ok", "off"])]
+        found = found.assign(same=found["status"] == "ok")
+    official, made = found[found["source"] != "synthetic"], found[found["source"] == "synthetic"]
+    made = made[~made["dataset"].isin(official["dataset"])]
+    kinds = {"real": official, "synthetic, made after the table": made}
+    texts = [
+        f"{name}: {rows['same'].sum()} of {len(rows)} values of {rows['dataset'].nunique()} sets"
+        for name, rows in kinds.items()
+        if len(rows)
+    ]
+    if found.empty:
+        return NOT_RECORDED
+    verdict = of_all(int(official["same"].sum()), len(official)) if len(official) else NO
+    return Finding(worst([verdict, PART]) if len(made) and len(official) else verdict, "; ".join(texts))
+
+
+def judge_formats(data: Data, spec: Spec, folder: Path) -> Finding:
+    """BSB is smaller than another format by the paper's formulas, on every data set; as built is told beside it."""
+    if (table := _table_of_sets(folder, "formats")).empty:
+        return NOT_RECORDED
+    table = _of_best_source(table)
+    texts, verdict = [], MISSING
+    for column, words in (("formula_bits", "by formula"), ("built_bits", "as built")):
+        wide = table[table[column] != NOT_BUILT].pivot(index="dataset", columns="format", values=column)
+        ratios = (wide["BSB"].astype(float) / wide[spec["against"]].astype(float)).dropna()
+        if len(ratios):
+            smaller = int((ratios < 1).sum())
+            verdict = of_all(smaller, len(ratios)) if words == "by formula" else verdict
+            texts.append(f"{words} {ratios.min():.2g} to {ratios.max():.2g}, smaller on {smaller} of {len(ratios)}")
+    return Finding(verdict, "; ".join(texts))
+
+
+def judge_tiles(data: Data, spec: Spec, folder: Path) -> Finding:
+    """The tiles of `denser` hold more nonzeros over their elements than those of BSB, on every data set."""
+    if (table := _table_of_sets(folder, "tiles")).empty:
+        return NOT_RECORDED
+    wide = _of_best_source(table).pivot(index=["dataset", "source"], columns="format", values="density").astype(float)
+    found = (wide[spec["denser"]] / wide["BSB"]).reset_index(name="ratio")
+    verdicts = over_all_and_real(found["ratio"] > 1, found["source"] != "synthetic")
+    text = f"{found['ratio'].min():.2f} to {found['ratio'].max():.2f} times as dense (n = {len(found)})"
+    return Finding(worst(verdicts), text, real=verdicts[1])
+
+
+def _table_of_sets(folder: Path, name: str) -> pd.DataFrame:
+    """A table of results/datasets, of text; empty if it was not made."""
+    path = folder / f"{name}.csv"
+    return pd.read_csv(path, **AS_TEXT) if path.exists() else pd.DataFrame()
+
+
+def _of_best_source(table: pd.DataFrame) -> pd.DataFrame:
+    """One line for each data set and format: of the official source, else of a file, else of a surrogate."""
+    best_first = table.sort_values("source", key=lambda source: source.map(SOURCES.index))
+    return best_first.drop_duplicates(["dataset", "format"])
+
+
+def judge_summary(data: Data, spec: Spec, findings: Mapping[str, Finding]) -> Finding:
+    """All claims whose `says` holds `of`: reproduced if all are, in part if more than half are at least in part."""
+    found = [finding for says, finding in findings.items() if spec["of"] in says]
+    counts = Counter(finding.verdict for finding in found)
+    if not found or counts[MISSING]:
+        return NOT_RECORDED
+    on_real = [finding.real for finding in found if finding.real != "-"]
+    verdicts = [_of_several([finding.verdict for finding in found]), _of_several(on_real) if on_real else "-"]
+    theirs = Counter(finding.codes.rpartition(": ")[2] for finding in found if finding.codes != "-")
+    words = [", ".join(f"{number} {name}" for name, number in some.items()) for some in (counts, theirs)]
+    values = [value for finding in found for value in finding.means]
+    ours = f"{min(values):.2f}x to {max(values):.1f}x; of {len(found)} captions: {words[0]}"
+    codes = f"of {theirs.total()} captions: {words[1]}" if theirs else "-"
+    return Finding(worst(verdicts), ours, codes, verdicts[1])
+
+
+def _of_several(verdicts: Sequence[str]) -> str:
+    """Reproduced if all are, in part if more than half are at least in part."""
+    some = sum(verdict in (YES, PART) for verdict in verdicts)
+    return YES if {*verdicts} == {YES} else of_all(some, len(verdicts)) if some < len(verdicts) else PART
+
+
+PREDICATES: dict[str, Callable[..., Finding]] = {
+    "near": judge_near,
+    "holds": judge_holds,
+    "less": judge_less,
+    "status": judge_status,
+    "small": judge_small,
+    "fits": judge_fits,
+    "error": judge_error,
+    "balance": judge_balance,
+    "bandwidth": judge_bandwidth,
+    "by_width": judge_by_width,
+    "overflow": judge_overflow,
+    "losses": judge_losses,
+    "blocks": judge_blocks,
+}
+
+
+# Predicates on the tables of results/datasets.
+IN_TABLES: dict[str, Callable[..., Finding]] = {"values": judge_values, "formats": judge_formats, "tiles": judge_tiles}
