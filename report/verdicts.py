@@ -19,6 +19,7 @@ YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "
 VERDICTS = (YES, PART, NO, MISSING)
 SYNTHETIC = "Synthetic graphs alone."
 SOURCES = ("official", "file", "synthetic")
+EMULATED = {"bench": "stability", "metric": "relative_error", "backend": "emulated"}
 
 
 @dataclass(frozen=True)
@@ -302,13 +303,7 @@ def judge_by_width(data: Data, spec: Spec) -> Finding:
 
 def judge_overflow(data: Data, spec: Spec) -> Finding:
     """The naive softmax loses its first row within 1.5 times the threshold of each type."""
-    where = {
-        "bench": "stability",
-        "metric": "relative_error",
-        "backend": "emulated",
-        "variant": "naive",
-        "scores": "spread",
-    }
+    where = EMULATED | {"variant": "naive", "scores": "spread"}
     texts, holds = [], 0
     for dtype, threshold in spec["thresholds"].items():
         found = data.pick(where | {"dtype": dtype})
@@ -333,14 +328,8 @@ def judge_losses(data: Data, spec: Spec) -> Finding:
 
 def judge_blocks(data: Data, spec: Spec) -> Finding:
     """The error of the online softmax over that of the stable one is above 1.01, and larger with smaller blocks."""
-    where = {
-        "bench": "stability",
-        "metric": "relative_error",
-        "backend": "emulated",
-        "dtype": "float16",
-        "status": "ok",
-    }
-    found = data.pick(where | {"scores": "spread"}).pivot_table("value", "score_range", "variant")
+    where = EMULATED | {"dtype": "float16", "status": "ok", "scores": "spread"}
+    found = data.pick(where).pivot_table("value", "score_range", "variant")
     sizes = sorted((int(name.partition("_")[2]), name) for name in found if name.startswith("online_"))
     if not sizes or "stable" not in found:
         return NOT_RECORDED
