@@ -23,6 +23,7 @@ REPLAY_MS = 2.0  # a CUDA graph repeats a shorter run, up to ten times
 AGREEMENT = 0.05  # relative difference of medians that agree
 MAX_ROUNDS = 5
 SPIN_CYCLES = 400_000  # of the kernel in front of a replay: about 0.2 ms, longer than the host takes to queue it
+LONGEST_SPIN = 512 * SPIN_CYCLES  # about 0.1 s: work that takes longer to queue waits for the GPU
 
 logger = logging.getLogger(__name__)
 
@@ -257,19 +258,18 @@ def time_kernel(run: Callable[[], Any], *, device: torch.device, repeats: int) -
     GPU: CUDA graph replays of up to 10 runs, about 2 ms each. CUDA events around each run if the work cannot be
     captured or a run takes 10 ms or more, which is repeated less often. CPU: the clock.
     """
-    if device.type != "cuda":
-        return time_passes(run, device=device, repeats=repeats), "clock"
-    once = _once(run, device)
-    if once > LONG_MS:
-        repeats = min(repeats, max(LONG_REPEATS, int(LONG_TOTAL_MS / once)))
-    if once < LONG_MS:
-        try:
-            return time_graph_replays(run, repeats=repeats, launches=_launches(once)), "CUDA graph replays"
-        except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
-            logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
+    if device.type == "cuda":
+        once = _once(run, device)
+        if once < LONG_MS:
+            try:
+                return time_graph_replays(run, repeats=repeats, launches=_launches(once)), "CUDA graph replays"
+            except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
+                logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
+        else:
+            repeats = min(repeats, max(LONG_REPEATS, int(LONG_TOTAL_MS / once)))
     # Outside of the handler: the error keeps alive the memory of the failed capture.
-    spread = time_passes(run, device=device, repeats=repeats)
-    return spread, "CUDA events" if once >= LONG_MS else "CUDA events with launch gaps"
+    times, timer = _times_of_runs(run, device, repeats)
+    return Spread.of(times), timer
 
 
 def time_kernels_by_turns(
@@ -293,9 +293,8 @@ def time_kernels_by_turns(
 
 
 def _once(run: Callable[[], Any], device: torch.device) -> float:
-    """Milliseconds of a run that the host launches; the shortest, since work of others on the host prolongs some."""
-    shortest = min(pass_times(run, device=device, repeats=2))
-    return min(shortest, *pass_times(run, device=device, repeats=8)) if shortest < REPLAY_MS else shortest
+    """Milliseconds of a run on a GPU."""
+    return min(_times_of_runs(run, device, 2)[0])
 
 
 def _launches(once: float) -> int:
@@ -324,7 +323,7 @@ def time_isolated(
     early behind a kernel that it follows directly on its stream or in its graph. Here it is the first node of its
     graph, an event lies between it and the spin kernel, and the spin kernel triggers no dependent launch.
 
-    A run of 10 ms or more: CUDA events around a few runs. CPU: the clock.
+    A run of 10 ms or more: CUDA events around a few runs, each behind a spin kernel. CPU: the clock.
 
     Args:
         expected_ms: time of a run.
@@ -344,11 +343,27 @@ def time_isolated(
         return times, "CUDA graph replays of one run"
     if on_gpu:
         repeats = max(1, min(LONG_REPEATS, int(LONG_ISOLATED_MS / expected_ms)))
-    times = {}
-    for name, prepare in before.items():
-        prepare()
-        times[name] = time_passes(run, device=device, repeats=repeats, after_pass=prepare)
-    return times, "CUDA events" if on_gpu else "clock"
+    found = {name: _times_of_runs(run, device, repeats, prepare) for name, prepare in before.items()}
+    timers = dict.fromkeys(timer for _, timer in found.values())
+    return {name: Spread.of(times) for name, (times, _) in found.items()}, ", ".join(timers)
+
+
+def _times_of_runs(
+    run: Callable[[], Any], device: torch.device, repeats: int, prepare: Callable[[], Any] = lambda: None
+) -> tuple[list[float], str]:
+    """Milliseconds of each `run()`, without the launch latency of the host where it can queue a run, and the timer."""
+    timer = "clock"
+    if device.type == "cuda":
+        try:
+            return _times_behind_spin([run], device, repeats, prepare, LONGEST_SPIN)[0], "CUDA events"
+        except _LateHostError:
+            timer = "CUDA events with launch gaps"
+    prepare()
+    return pass_times(run, device=device, repeats=repeats, after_pass=prepare), timer
+
+
+class _LateHostError(RuntimeError):
+    """The longest spin kernel is over before the host has queued the work behind it."""
 
 
 def _times_behind_spin(
@@ -356,8 +371,13 @@ def _times_behind_spin(
     device: torch.device,
     repeats: int,
     prepare: Callable[[], Any] = lambda: None,
+    longest_spin: float = math.inf,
 ) -> list[list[float]]:
-    """Milliseconds of the work that each function queues, by turns, see `time_isolated`."""
+    """Milliseconds of the work that each function queues, by turns, see `time_isolated`.
+
+    Raises:
+        _LateHostError: a spin kernel of `longest_spin` cycles is too short.
+    """
     spin_cycles = SPIN_CYCLES
     intervals: list[list[tuple[Any, Any]]] = [[] for _ in queues]
     for _ in range(repeats):
@@ -371,6 +391,8 @@ def _times_behind_spin(
                 if not start.query():
                     break
                 spin_cycles *= 2  # the spin is over: the GPU may have waited for the host
+                if spin_cycles > longest_spin:
+                    raise _LateHostError
             found.append((start, stop))
     torch.cuda.synchronize(device)
     return [[milliseconds_between(start, stop) for start, stop in found] for found in intervals]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,46 @@ from fused3s.runtime.cuda_graph import CaptureError
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
+
+
+class Captured:
+    """A CUDA graph of a late GPU."""
+
+    def __init__(self, run, device, launches=1):
+        self.run, self.launches = run, launches
+
+    def replay(self):
+        for _ in range(self.launches):
+            self.run()
+
+
+@pytest.fixture
+def late_gpu(monkeypatch):
+    """A GPU without clock: time is the work queued so far. It reaches an event before the host has queued the next one
+    unless the spin kernel in front is 8 times as long as the first one.
+
+    `spins`: the lengths of the spin kernels; `queue`: gives a function that queues work.
+    """
+    queued, spins = [], []
+
+    class Event:
+        def __init__(self):
+            self.at, self.spin = sum(queued), spins[-1]
+
+        def query(self):
+            return self.spin < 8 * measure.SPIN_CYCLES
+
+        def elapsed_time(self, stop):
+            assert not self.query()
+            return float(stop.at - self.at)
+
+    monkeypatch.setattr(measure, "mark", lambda device: Event())
+    monkeypatch.setattr(measure, "capture", Captured)
+    monkeypatch.setattr(measure, "_raise_clock", lambda graph: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", spins.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return SimpleNamespace(spins=spins, queue=lambda work: lambda: queued.append(work))
 
 
 def test_spread_is_of_the_repeats():
@@ -60,31 +101,39 @@ def test_peak_memory_grows_by_what_is_allocated():
 
 
 @pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
-def test_what_no_graph_can_hold_is_timed_with_events(monkeypatch, error):
+def test_what_no_graph_can_hold_is_timed_with_events(late_gpu, monkeypatch, error):
     def refuse(*arguments, **options):
         raise error
 
     monkeypatch.setattr(measure, "time_graph_replays", refuse)
-    monkeypatch.setattr(measure, "pass_times", lambda run, **options: [1.0] * options["repeats"])
-    spread, how = measure.time_kernel(lambda: None, device=torch.device("cuda"), repeats=5)
-    assert (spread.repeats, how) == (5, "CUDA events with launch gaps")
+    spread, how = measure.time_kernel(late_gpu.queue(1), device=torch.device("cuda"), repeats=5)
+    assert (spread.p10, spread.p90, spread.repeats, how) == (1, 1, 5, "CUDA events")
+
+
+def test_work_that_waits_for_the_gpu_is_timed_with_launch_gaps(late_gpu, monkeypatch):
+    monkeypatch.setattr(measure, "LONGEST_SPIN", 4 * measure.SPIN_CYCLES)
+    monkeypatch.setattr(measure, "pass_times", lambda run, **options: [12.0] * options["repeats"])
+    options = {"device": torch.device("cuda"), "repeats": 5}
+    spread, how = measure.time_kernel(late_gpu.queue(1), **options)
+    assert (spread.median, spread.repeats, how) == (12, 5, "CUDA events with launch gaps")
+    times, how = time_isolated(late_gpu.queue(1), **options, expected_ms=12, before={"warm": lambda: None})
+    assert (times["warm"].median, how) == (12, "CUDA events with launch gaps")
 
 
 @pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
-def test_runs_by_turns_that_no_graph_can_hold_are_timed_one_after_the_other(monkeypatch, error):
+def test_runs_by_turns_that_no_graph_can_hold_are_timed_one_after_the_other(late_gpu, monkeypatch, error):
     def refuse(*arguments, **options):
         raise error
 
     monkeypatch.setattr(measure, "_replays_by_turns", refuse)
     monkeypatch.setattr(measure, "time_graph_replays", refuse)
-    monkeypatch.setattr(measure, "pass_times", lambda run, **options: [run()] * options["repeats"])
-    runs = {"short": lambda: 1.0, "long": lambda: 2.0}
+    runs = {"short": late_gpu.queue(1), "long": late_gpu.queue(2)}
     spreads, how = measure.time_kernels_by_turns(runs, device=torch.device("cuda"), repeats=5)
     assert {name: (spread.median, spread.repeats) for name, spread in spreads.items()} == {
         "short": (1, 5),
         "long": (2, 5),
     }
-    assert how == "CUDA events with launch gaps"
+    assert how == "CUDA events"
 
 
 def test_runs_by_turns_of_a_cpu_are_timed_by_the_clock():
@@ -152,7 +201,7 @@ def test_runs_by_turns_have_their_own_times():
     code = """
 def spin(ms):
     return lambda: torch.cuda._sleep(int(ms * 1.5e6))
-for _ in range(10):  # other processes on the GPU disturb most attempts: one undisturbed attempt is enough
+for _ in range(100):  # other processes on the GPU disturb most attempts: one undisturbed attempt is enough
     spreads, how = time_kernels_by_turns({"short": spin(0.2), "long": spin(0.6)}, device=device, repeats=10)
     ratio = spreads["long"].p10 / spreads["short"].p10
     if abs(ratio - 3) < 0.3:
@@ -214,56 +263,26 @@ def test_an_isolated_time_has_neither_the_spin_kernel_nor_the_host():
         assert back_to_back.median < spread.median < back_to_back.median + 0.02
 
 
-@pytest.fixture
-def late_gpu(monkeypatch):
-    """A GPU without clock: time is the work queued so far. It reaches an event before the host has queued the next one
-    unless the spin kernel in front is 8 times as long as the first one.
-
-    The lengths of the spin kernels, and a function that gives one which queues work.
-    """
-    queued, spins = [], []
-
-    class Event:
-        def __init__(self):
-            self.at, self.spin = sum(queued), spins[-1]
-
-        def query(self):
-            return self.spin < 8 * measure.SPIN_CYCLES
-
-        def elapsed_time(self, stop):
-            assert not self.query()
-            return float(stop.at - self.at)
-
-    monkeypatch.setattr(measure, "mark", lambda device: Event())
-    monkeypatch.setattr(torch.cuda, "_sleep", spins.append)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return spins, lambda work: lambda: queued.append(work)
-
-
 def test_a_late_host_is_never_timed(late_gpu):
-    spins, queue = late_gpu
-    times = _times_behind_spin([queue(1)], torch.device("cuda"), 5)
+    times = _times_behind_spin([late_gpu.queue(1)], torch.device("cuda"), 5)
     assert times == [[1.0] * 5]
-    assert [cycles // measure.SPIN_CYCLES for cycles in spins] == [1, 2, 4] + [8] * 5
+    assert [cycles // measure.SPIN_CYCLES for cycles in late_gpu.spins] == [1, 2, 4] + [8] * 5
 
 
-def test_a_late_host_has_no_part_in_times_back_to_back(late_gpu, monkeypatch):
-    _, queue = late_gpu
-
-    class Captured:
-        def __init__(self, run, device, launches):
-            self.run, self.launches = run, launches
-
-        def replay(self):
-            for _ in range(self.launches):
-                self.run()
-
-    monkeypatch.setattr(measure, "capture", Captured)
-    monkeypatch.setattr(measure, "_raise_clock", lambda graph: None)
-    short, long = measure._replays_by_turns([queue(1), queue(3)], [10, 4], repeats=6)
+def test_a_late_host_has_no_part_in_times_back_to_back(late_gpu):
+    short, long = measure._replays_by_turns([late_gpu.queue(1), late_gpu.queue(3)], [10, 4], repeats=6)
     assert (short.p10, short.p90, short.repeats) == (1, 1, 6)
     assert (long.p10, long.p90, long.repeats) == (3, 3, 6)
+
+
+@pytest.mark.parametrize(("work", "timer"), [(1, "CUDA graph replays"), (9, "CUDA graph replays"), (20, "CUDA events")])
+def test_the_work_of_the_gpu_chooses_the_timer_and_not_a_late_host(late_gpu, work, timer):
+    spread, how = measure.time_kernel(late_gpu.queue(work), device=torch.device("cuda"), repeats=6)
+    assert (spread.p10, spread.p90, how) == (work, work, timer)
+    runs = {"short": late_gpu.queue(1), "other": late_gpu.queue(work)}
+    spreads, how = measure.time_kernels_by_turns(runs, device=torch.device("cuda"), repeats=6)
+    assert (spreads["short"].median, spreads["other"].median) == (1, work)
+    assert how == ("CUDA graph replays by turns" if work < 10 else "CUDA graph replays, CUDA events")
 
 
 def test_each_isolated_run_has_its_preparation_before_it():

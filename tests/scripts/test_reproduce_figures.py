@@ -109,7 +109,7 @@ def test_times_of_another_gpu_are_told_in_the_first_line(on_gpu):
 def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monkeypatch, on_gpu):
     monkeypatch.setattr(script, "run", lambda command: (0, []))
     told = script.estimate(script.chosen_steps(["paper"]), None)
-    assert "kernels                   5 min  measured on NVIDIA H100 80GB HBM3" in told  # 278 s are recorded
+    assert "kernels                   5 min  measured on NVIDIA H100 80GB HBM3" in told  # 277 s are recorded
     assert "codes                    20 min  an estimate" in script.estimate(["codes"], None)
     (downloads,) = [line for line in told.splitlines() if line.startswith("downloads")]
     assert "reddit" in downloads
