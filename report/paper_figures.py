@@ -91,7 +91,7 @@ def _of_twins(data: Data, where: Spec, spec: Spec, theirs: Spec) -> str:
     if factors.empty:
         return ""
     count = factors.index.get_level_values(0).nunique()
-    return f": on {count} surrogates {mean(factors):.2f} of the kernel's real speed-up"
+    return f": surrogates have {mean(factors):.2f} of the kernel's real speed-up (n = {count})"
 
 
 def _captions(spec: Spec, place: str, over: Ratios) -> tuple[list[str], dict[str, str]]:

@@ -46,7 +46,7 @@ def test_figure_5_is_speed_up_over_tiling_beside_the_papers_own_values():
     assert "1.22x as fast as DF-GNN_tiling on H200 (2.8x in the paper)" in figure.get_suptitle()
     assert "DF-GNN_tiling 2.72x [2.7x]" in published.get_title(loc="left")
     # On the surrogate tiling takes 9 in place of 6 ms, and ours 4 in place of 2.
-    assert any("on 1 surrogates 0.75 of the kernel's real speed-up" in text for text in texts(figure))
+    assert any("surrogates have 0.75 of the kernel's real speed-up (n = 1)" in text for text in texts(figure))
     assert any("commit" in text for text in texts(figure))
 
 
