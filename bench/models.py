@@ -3,8 +3,8 @@
 All layers outside attention have the precision of the configuration, whatever the backend. A backend that computes in
 another type gets its queries, keys and values cast, and its output cast back; the casts count as its time.
 
-All cases of a width have the same weights. Logits are compared with those of a slow backend in float32 before a time is
-kept. Accuracy cases compare logits in float16 and bfloat16 with the same.
+All cases of a width have the same weights. Logits are compared with those of a slow backend in float32: before a time
+is kept, and in the accuracy cases, which compute in float16 and bfloat16.
 """
 
 from collections.abc import Iterable

@@ -382,20 +382,25 @@ def _times_behind_spin(
     intervals: list[list[tuple[Any, Any]]] = [[] for _ in queues]
     for _ in range(repeats):
         for queue, found in zip(queues, intervals, strict=True):
-            while True:
-                prepare()
-                torch.cuda._sleep(spin_cycles)
-                start = mark(device)
-                queue()
-                stop = mark(device)
-                if not start.query():
-                    break
-                spin_cycles *= 2  # the spin is over: the GPU may have waited for the host
+            while (interval := _interval_behind_spin(queue, device, prepare, spin_cycles)) is None:
+                spin_cycles *= 2
                 if spin_cycles > longest_spin:
                     raise _LateHostError
-            found.append((start, stop))
+            found.append(interval)
     torch.cuda.synchronize(device)
     return [[milliseconds_between(start, stop) for start, stop in found] for found in intervals]
+
+
+def _interval_behind_spin(
+    queue: Callable[[], Any], device: torch.device, prepare: Callable[[], Any], spin_cycles: int
+) -> tuple[Any, Any] | None:
+    """Marks around the work that `queue` queues; None if the spin is over: the GPU may have waited for the host."""
+    prepare()
+    torch.cuda._sleep(spin_cycles)
+    start = mark(device)
+    queue()
+    stop = mark(device)
+    return None if start.query() else (start, stop)
 
 
 def l2_flusher(device: torch.device) -> Callable[[], None]:

@@ -34,6 +34,7 @@ import data
 from bench.cli import console, short_errors
 from bench.provenance import provenance
 from bench.runner import NOT_LOADED
+from configs import Config, TrainConfig, load_config
 from configs.bench import load_bench_config
 from configs.suite import PAPER, STEPS
 
@@ -154,14 +155,15 @@ def set_names(steps: list[str], source: str | None) -> tuple[set[str], list[str]
     """Data sets that the benchmarks of some steps read, and those that all their scripts fetch first."""
     graphs, official = set(), set()
     for command in (command for name in steps for command in commands(STEPS[name], source)):
+        overrides = [value for option, value in pairwise(command) if option == "--set"]
         if command[0] == "bench.py":
-            overrides = [value for option, value in pairwise(command) if option == "--set"]
             config = load_bench_config(config_of(command), overrides)
             graphs |= {config.graph_of(name) for name in config.names}
             if config.source in ("official", "auto"):
                 official |= {config.graph_of(name) for name in config.names}
         else:
-            official.add(read_yaml(config_of(command))["data"]["name"])
+            schema = TrainConfig if command[0] == "train.py" else Config
+            official.add(load_config(config_of(command), overrides, schema).data.name)
     entries = {name: data.info(name) for name in data.names() if name in official}
     absent = [name for name, one in entries.items() if one.embedded is None and not one.official.is_present(DATASETS)]
     return graphs, absent
@@ -177,7 +179,8 @@ def commands(step: dict[str, Any], source: str | None) -> Iterator[list[str]]:
         for line in step["run"]:
             command = shlex.split(line.format(results=MEASURED, **chosen))
             if command[0] == "bench.py":
-                if source and "source" not in read_yaml(config_of(command)) and "source=" not in line:
+                config = yaml.safe_load(config_of(command).read_text(encoding="utf-8"))
+                if source and "source" not in config and "source=" not in line:
                     command += ["--set", f"source={source}"]
                 command += ["--results", str(MEASURED)]
             elif "configs/train/" in line:  # for scores: a surrogate has no labels
@@ -188,10 +191,6 @@ def commands(step: dict[str, Any], source: str | None) -> Iterator[list[str]]:
 def config_of(command: list[str]) -> Path:
     """Configuration of a script."""
     return ROOT / command[command.index("--config") + 1]
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def run(command: list[str]) -> tuple[int, list[str]]:

@@ -1,9 +1,11 @@
-"""A small graph of the user's."""
+"""A small graph of the user's, and a machine without a network."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import data
 
 NODES = 70
 
@@ -18,3 +20,13 @@ def user_graph(tmp_path) -> Path:
     splits = {"train_ids": ids[:30], "valid_ids": ids[30:40], "test_ids": ids[40:]}
     np.savez(tmp_path / "mine.npz", label=features[:, :3].argmax(1), **arrays, **splits)
     return tmp_path / "mine.npz"
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> None:
+    """No file of a data set can be fetched."""
+
+    def refuse(*_):
+        raise data.DownloadError("no such host")
+
+    monkeypatch.setattr("data.sources.base.fetch", refuse)

@@ -241,11 +241,7 @@ def test_a_user_error_is_a_message(infer, tmp_path, given, parts):
     assert "warm-up" not in done.stdout  # rejected before any slow step
 
 
-def test_a_data_set_that_cannot_be_had_has_its_own_status(infer, tmp_path, monkeypatch):
-    def no_network(*_):
-        raise data.DownloadError("no such host")
-
-    monkeypatch.setattr("data.sources.base.fetch", no_network)
+def test_a_data_set_that_cannot_be_had_has_its_own_status(infer, tmp_path, no_network):
     settings = [*QUICK, "data.source=official", f"data.root={tmp_path}"]
     done = infer(config="configs/train/citeseer.yaml", settings=settings)
     assert done.exit_code == NOT_LOADED, done.stderr

@@ -16,7 +16,6 @@ from scripts_as_modules import load_script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-import data
 from bench.records import read_rows
 from bench.runner import NOT_LOADED
 
@@ -165,12 +164,8 @@ def test_a_user_error_is_a_message(train, tmp_path, settings, part):
     assert not (tmp_path / "r.csv").exists()
 
 
-def test_a_data_set_that_cannot_be_had_has_its_own_status(tmp_path, monkeypatch):
-    def no_network(*_):
-        raise data.DownloadError("no such host")
-
+def test_a_data_set_that_cannot_be_had_has_its_own_status(tmp_path, monkeypatch, no_network):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("data.sources.base.fetch", no_network)
     paths = ["--config", "configs/train/citeseer.yaml", "--output", tmp_path / "run", "--results", tmp_path / "r.csv"]
     settings = ["--set", "data.source=official", "--set", f"data.root={tmp_path}", "--set", "runtime.device=cpu"]
     done = CliRunner().invoke(load_script("train").app, [*map(str, paths), *settings])
