@@ -19,6 +19,8 @@ CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at onc
 SETTLED_EDGES = 1 << 22  # fewest edges of one whose plan is cut to its exact size at once
 COMPACTED_EDGES = 1 << 16  # of graphs whose plan has memory to free: copies of fewer edges cost more than they free
 
+COUNTED_EDGES = 1 << 26  # fewest edges of a CSR whose plan waits for the GPU to save 16 bytes of memory per edge
+
 MANY_BLOCKS = 4096  # shared blocks: above it (eight waves on an H200) locality matters more than the tail
 
 ALWAYS, NEVER = float("inf"), 0

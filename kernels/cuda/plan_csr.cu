@@ -12,7 +12,7 @@
 // list with an id out of range are skipped here and in all later kernels; a damaged CSR counts as empty.
 //
 // A window is 16 rows, or columns. Up to 512 edges are sorted by a warp, up to 4,096 by a block in shared memory; more
-// in runs of 4,096, which the block then merges.
+// in runs of 4,096, which the block then merges in global memory.
 #include "common.cuh"
 #include "plan_data.cuh"
 #include "ptx/relaxed_atomics.cuh"
@@ -38,9 +38,9 @@ struct Params {
   const i64* row_offsets;  // [num_rows + 1]  of a CSR; null: an edge list
   i64* numbers;            // [kCounts] PlanNumbers, then [num_rows + num_cols] int counts; all 0 before plan_count
   i64* offsets;            // [num_rows + 1], then [num_cols + 1]  first edge of each row, of each column
-  u64* keys;               // [num_edges]  scratch
+  u64* keys;               // [num_edges]  scratch; of a CSR at least [edges in windows of more than 4,096]
   u64* column_keys;        // [num_edges]  scratch; null without a transpose
-  u64* spare_keys;         // [num_edges]  scratch
+  u64* spare_keys;         // as `keys`; with a transpose [num_edges]
   int* indices;            // [num_edges]  column of each edge; 0 after the last
   int* edges;              // [num_edges]  index of the edge in the given list or CSR; may be null
   int* column_indices;     // [num_edges]  row of each edge of the transpose; null with column_keys
@@ -181,6 +181,7 @@ __global__ void __launch_bounds__(EdgeBlock::kThreads) plan_place(const __grid_c
 // The windows of rows, or of columns.
 template <bool kWideIndices, bool kIsCsr, bool kColumns>
 struct Side {
+  static constexpr bool kLoadsSource = kIsCsr && !kColumns;  // else keys, each in its row or column
   const Params& p;
   i64* offsets;
   int count;  // rows, or columns
@@ -193,7 +194,7 @@ struct Side {
   // Key of an edge. smem_begin: [17], first edge of each row of the window.
   __device__ __forceinline__ u64 load(const i64* smem_begin, int edge) const {
     const i64 place = smem_begin[0] + edge;
-    if constexpr (kIsCsr && !kColumns) {
+    if constexpr (kLoadsSource) {
       using Index = typename IndexOf<kWideIndices>::Type;
       const u64 column = static_cast<u64>(__ldg(static_cast<const Index*>(p.columns) + place));
       return static_cast<u64>(window_row(smem_begin, place)) << kWindowShift | column << kEdgeBits | place;
@@ -339,8 +340,16 @@ __device__ __forceinline__ void merge_runs(const u64* source, u64* target, int c
 template <typename Sides>
 __device__ __forceinline__ void sort_large_window(const Sides& side, int window, const i64* smem_begin, int count,
                                                   u64* smem_keys, const BlockGroup<kWarps>& group) {
-  u64* source = side.keys() + smem_begin[0];
-  u64* target = side.p.spare_keys + smem_begin[0];
+  i64 place = smem_begin[0];
+  if constexpr (Sides::kLoadsSource) {
+    int* const smem_place = group.smem_sums;
+    if (group.rank == 0) *smem_place = atom_add_global_s32(reinterpret_cast<int*>(side.p.numbers + kKeysTaken), count);
+    __syncthreads();
+    place = *smem_place;
+    __syncthreads();  // smem_sums may be overwritten
+  }
+  u64* source = side.keys() + place;
+  u64* target = side.p.spare_keys + place;
   for (int first = 0; first < count; first += kBlockKeys) {
     const int size = min(kBlockKeys, count - first), padded = round_up_to_power_of_two(size);
     for (int i = group.rank; i < padded; i += kThreads) {

@@ -24,6 +24,7 @@ struct IndexOf<true> {
 enum PlanNumber {
   kBadOffset,  // num_rows + 1 minus the first wrong offset of a CSR; 0: none
   kBadEdge,    // num_edges minus the first edge with an id out of range; 0: none
+  kKeysTaken,  // of the sort keys in global memory, by windows of a CSR
   kSchedules = 8,
   kRowItems = kSchedules + 3 * 16,
   kCounts = kRowItems + 8,  // index of the int counts after the numbers

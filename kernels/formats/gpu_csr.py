@@ -13,6 +13,8 @@ import torch
 from ..fragments import WARP_SIZE
 from ..runtime.jit import KernelInstance, get_kernel
 from ..runtime.launch import Launch, address_of
+from ..runtime.semaphores import is_capturing
+from ..tuning import COUNTED_EDGES
 
 WINDOW_ROWS = 16
 MOST_EDGES = 2**31 - 1
@@ -22,6 +24,7 @@ MOST_ROWS = 1 << 30
 EDGE_THREADS, BLOCK_EDGES = 256, 1024
 SCAN_THREADS, SCAN_CHUNK, SCAN_BLOCKS = 1024, 4096, 128
 SORT_WARPS, WARP_EDGES = 8, 512  # warps per block; most edges of a window that one warp sorts
+BLOCK_KEYS = 4096  # most edges of a window that a block sorts in shared memory
 
 
 class PlanNumber(IntEnum):
@@ -139,7 +142,7 @@ class GPUCSR:
 
         Args:
             source: up to `most_edges` edges.
-            keys: addresses [most_edges] int64, scratch: two, and a third with a transpose.
+            keys: addresses [num_keys(...)] int64, scratch: two, and a third with a transpose.
             row_ids: address [num_rows] int32, row id that the transpose stores for each row; 0: the row itself.
         """
         (num_rows, num_cols), most_edges, num_edges = self._shape, self._most_edges, source.num_edges
@@ -195,6 +198,21 @@ class GPUCSR:
             grid, threads = (blocks_of(num_windows, windows), 1, 1), SORT_WARPS * WARP_SIZE
             launches.append((get_kernel(instance, device_index), grid, threads, pointers, scalars(most_edges, windows)))
         return launches
+
+
+def num_keys(source: EdgeSource, most_edges: int, transposes: bool) -> int:
+    """Length of the `keys` of `GPUCSR.launches`: the number of edges.
+
+    For the plan of a CSR without a transpose, the edges of windows of more than BLOCK_KEYS suffice. The host waits for
+    their number from COUNTED_EDGES on.
+    """
+    offsets = source.offsets
+    if offsets is None or transposes or source.has_padding or source.num_edges < COUNTED_EDGES:
+        return most_edges
+    if offsets.is_cuda and is_capturing(offsets.device):
+        return most_edges
+    counts = torch.diff(offsets[::WINDOW_ROWS], append=offsets[-1:])
+    return min(max(0, int(counts[counts > BLOCK_KEYS].sum())), most_edges)  # anything for wrong offsets
 
 
 def allocate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, list[int]]:

@@ -35,6 +35,7 @@ from .gpu_csr import (
     allocate,
     blocks_of,
     csr_instances,
+    num_keys,
 )
 from .gpu_edges import PLAN_EDGES, slot_launch
 from .gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS, most_items_of, most_parts_of, row_launches
@@ -210,10 +211,10 @@ class GPUPlan:
             most_blocks = max([most_shared_blocks(edges, rows) for rows in shape[: len(windows)]])
             most_windows = max(windows)
             words = (BLOCK_WORDS * most_blocks + WINDOW_WORDS * most_windows + 4) // 4 * 4
-        num_keys = 0 if self._has_csr else 3 if form.transposes else 2
-        sizes = (words * num_schedules, *(2 * edges,) * num_keys, *windows, *shape[:item_sides])
+        key_words = () if self._has_csr else (2 * num_keys(source, edges, form.transposes),) * (2 + form.transposes)
+        sizes = (words * num_schedules, *key_words, *windows, *shape[:item_sides])
         memory, (schedules, *scratch) = allocate(sizes, self.device)  # may be reused by kernels queued later
-        keys, scratch = scratch[:num_keys], scratch[num_keys:]
+        keys, scratch = scratch[: len(key_words)], scratch[len(key_words) :]
         row_ids = address_of(row_ids)
         launches, zeros = [], (0, 0)
         if not self._has_csr:

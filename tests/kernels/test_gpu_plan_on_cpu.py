@@ -7,7 +7,7 @@ import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_oracle import COUNT, WINDOW, make_tile_slots, row_item_arrays, schedule_of_form, tiles_of_csr
 
-from fused3s.formats import gpu_plan
+from fused3s.formats import gpu_csr, gpu_plan
 from fused3s.formats.csr import CSRPattern
 from fused3s.formats.edges import canonical_csr
 from fused3s.formats.gpu_csr import EdgeSource
@@ -109,6 +109,17 @@ def test_each_way_of_a_window(monkeypatch, name):
     longest = int(indptr[int(np.argmax(lengths))])
     indices[longest + 7] = indices[longest + 6]
     check(monkeypatch, indptr.int(), indices.int(), shape, INPUTS["gpu"], label=f"{name}, a copy", part_edges=40)
+
+
+@pytest.mark.parametrize("kind", ["repeated", "distinct"])
+def test_a_csr_of_many_edges_has_sort_keys_for_its_large_windows_alone(monkeypatch, kind):
+    monkeypatch.setattr(gpu_csr, "COUNTED_EDGES", 1)
+    lengths = [300] * 32 + [256] * 16 + [5] * 16 * 8 + [2500] + [0] * 14 + [2600] + [257] + [256] * 15 + [2900] * 2
+    indptr, indices, shape = random_csr(lengths, 3000, 1, kind)
+    large = 2 * 4800 + 5100 + 4097 + 5800
+    assert gpu_csr.num_keys(EdgeSource(indices, indptr), len(indices), False) == large
+    for mode in ("late", "random"):
+        check(monkeypatch, indptr, indices, shape, INPUTS["gpu"], mode=mode, label=kind, part_edges=40)
 
 
 def test_the_last_of_the_most_columns(monkeypatch):

@@ -14,6 +14,7 @@ from fused3s.backends import fused3s
 from fused3s.backends.fused3s_planning import plan_graph
 from fused3s.formats.csr import CSRPattern, csr_pattern
 from fused3s.formats.edge_list import EdgeList
+from fused3s.runtime.cuda_graph import capture
 from fused3s.runtime.device import gpu_limits
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +58,30 @@ def test_a_plan_has_the_bits_of_the_oracles(monkeypatch, device, name, key):
     plan_on_cpu(monkeypatch, limits)
     expected = expected_plan(graph if isinstance(graph, EdgeList) else csr_pattern(graph), CPU, inputs, forward)
     assert_equal_plans(exact(made), expected, f"{name}, {key}")
+
+
+@pytest.mark.parametrize(
+    ("graph", "saved"), [(random_graph(200, 40_000, 3_000, 5), 0), (LARGE["directed"](), 16)], ids=["large", "small"]
+)
+def test_a_csr_of_many_edges_has_sort_keys_for_its_large_windows_alone(monkeypatch, device, graph, saved):
+    """`saved`: bytes of scratch memory per edge. A CUDA graph cannot wait for the number of those edges."""
+    pattern, plans, peaks = on_gpu(graph), [], []
+    forward = partial(fused3s.forward_schedule, gpu_limits(device), INPUTS["forward"], device.index)
+
+    def plan():
+        return plan_graph(pattern, device, INPUTS["forward"], forward)
+
+    for fewest in (graph.nnz + 1, graph.nnz):
+        monkeypatch.setattr("fused3s.formats.gpu_csr.COUNTED_EDGES", fewest)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        plans.append(exact(plan()))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert_equal_plans(plans[1], plans[0], "many edges")
+    assert abs(peaks[0] - peaks[1] - saved * graph.nnz) < 2**20
+    tiles = capture(plan, device).replay().kv_tiles
+    assert torch.equal(tiles[: len(plans[0].kv_tiles)], plans[0].kv_tiles)
 
 
 @pytest.mark.parametrize(("num_heads", "dim"), [(1, 128), (4, 16), (8, 16)])
