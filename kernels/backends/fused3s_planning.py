@@ -58,7 +58,7 @@ def plan_graph(
         ValueError: the graph is malformed or exceeds a limit of the kernels; the text names it.
     """
     on_cpu, row_ids = _is_on_cpu(graph), None
-    if on_cpu and _captures(device):
+    if on_cpu and is_capturing(device):
         raise ValueError(
             f"graph: on the CPU while a CUDA graph is captured, and its plan waits for the GPU; move its arrays to "
             f"{device}, or plan before the capture"
@@ -68,7 +68,7 @@ def plan_graph(
         row_ids = perm.new_full((windows_of(len(perm)) * TILE[0],), len(perm))  # num_rows pads the last window
         row_ids[: len(perm)] = perm
     made = queue_plan(graph, device, inputs, forward, row_ids, calls)
-    return made.checked() if on_cpu else made.unchecked(follows=not _captures(device))
+    return made.checked() if on_cpu else made.unchecked(follows=not is_capturing(device))
 
 
 def queue_plan(
@@ -84,7 +84,7 @@ def queue_plan(
     size = GraphSize(*graph.shape, source.num_edges)
     rows = None if row_ids is None else row_ids[: size.num_rows]
     form, csr = form_of(size, device, inputs, forward), None
-    if form is None and not _captures(device):
+    if form is None and not is_capturing(device):
         sorted_edges = GPUPlan(PlanForm(graph.shape, size.num_edges, inputs.backward, (), 0, inputs.edge_data), device)
         sorted_edges.compile_ahead(source, lambda: [COUNT_TILES])
         sorted_edges.fill(source, rows)
@@ -217,7 +217,7 @@ class PlanProgress:
         """
         if self.exact is None:
             self._forward_passes += is_forward
-            if _captures(self._device) or not self._numbers.is_done():  # a capture forbids the question
+            if is_capturing(self._device) or not self._numbers.is_done():  # a capture forbids the question
                 return bounded
             numbers = self._numbers.numbers()
             self._made.check(numbers)
@@ -317,10 +317,6 @@ def _is_on_cpu(graph: Graph) -> bool:
     if isinstance(graph, BSB):
         return graph.device.type == "cpu"
     return not as_tensor(graph.edge_index if isinstance(graph, EdgeList) else graph.indices).is_cuda
-
-
-def _captures(device: torch.device) -> bool:
-    return device.type == "cuda" and is_capturing(device)
 
 
 def _on_stream(data: Fused3SData, device: torch.device) -> Fused3SData:

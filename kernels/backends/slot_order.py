@@ -19,7 +19,7 @@ def in_slot_order(values: torch.Tensor, slot_edges: torch.Tensor) -> torch.Tenso
     is idle. Nothing is kept of a capture: its result has no contents before a replay.
     """
     stream = stream_handle(values.device.index) if values.is_cuda else 0
-    captures = values.is_cuda and is_capturing(values.device)
+    captures = is_capturing(values.device)
     kept = getattr(values, KEPT, None)
     if values.is_inference() or (kept is None and captures):
         return values.index_select(0, slot_edges)

@@ -209,7 +209,7 @@ def num_keys(source: EdgeSource, most_edges: int, transposes: bool) -> int:
     offsets = source.offsets
     if offsets is None or transposes or source.has_padding or source.num_edges < COUNTED_EDGES:
         return most_edges
-    if offsets.is_cuda and is_capturing(offsets.device):
+    if is_capturing(offsets.device):
         return most_edges
     counts = torch.diff(offsets[::WINDOW_ROWS], append=offsets[-1:])
     return min(max(0, int(counts[counts > BLOCK_KEYS].sum())), most_edges)  # anything for wrong offsets

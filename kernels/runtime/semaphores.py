@@ -70,7 +70,9 @@ def fresh_semaphores() -> Iterator[None]:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether torch's current stream of the GPU `device` is being captured."""
+    """Whether torch's current stream of `device` is being captured; a CPU has none."""
+    if device.type != "cuda":
+        return False
     if device.index == current_gpu():
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):

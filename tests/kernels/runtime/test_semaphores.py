@@ -86,4 +86,5 @@ def test_the_device_of_the_plan_is_asked_and_not_the_current_one(monkeypatch, cu
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[-1] == 1)
     assert is_capturing(torch.device("cuda", 1))
     assert not is_capturing(torch.device("cuda", 0))
+    assert not is_capturing(torch.device("cpu"))
     assert now == [current]
