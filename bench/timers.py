@@ -287,7 +287,11 @@ def time_kernels_by_turns(
             return dict(zip(runs, spreads, strict=True)), "CUDA graph replays by turns"
         except (CaptureError, torch.OutOfMemoryError) as error:
             logger.info("timing one after the other: %s", str(error).partition("\n")[0])
-    timed = {name: time_kernel(run, device=device, repeats=repeats) for name, run in runs.items()}
+    return _spreads_and_timers({name: time_kernel(run, device=device, repeats=repeats) for name, run in runs.items()})
+
+
+def _spreads_and_timers(timed: dict[str, tuple[Spread, str]]) -> tuple[dict[str, Spread], str]:
+    """The spreads by name, and all timers, each once."""
     timers = dict.fromkeys(timer for _, timer in timed.values())
     return {name: spread for name, (spread, _) in timed.items()}, ", ".join(timers)
 
@@ -343,9 +347,11 @@ def time_isolated(
         return times, "CUDA graph replays of one run"
     if on_gpu:
         repeats = max(1, min(LONG_REPEATS, int(LONG_ISOLATED_MS / expected_ms)))
-    found = {name: _times_of_runs(run, device, repeats, prepare) for name, prepare in before.items()}
-    timers = dict.fromkeys(timer for _, timer in found.values())
-    return {name: Spread.of(times) for name, (times, _) in found.items()}, ", ".join(timers)
+    timed = {}
+    for name, prepare in before.items():
+        times, timer = _times_of_runs(run, device, repeats, prepare)
+        timed[name] = Spread.of(times), timer
+    return _spreads_and_timers(timed)
 
 
 def _times_of_runs(
