@@ -1,144 +1,70 @@
 """Attention as torch operators, `fused3s::attention` and `fused3s::attention_backward`, for torch.compile and export.
 
 A compiled function calls the operators instead of the backend, without a graph break. Operators take no Python objects:
-the data of a plan is flattened into tensors, numbers and a string that describes its layout, and rebuilt inside. With
-dynamic=True, plans that differ only in sizes share compiled code.
+they get the number of a plan, and run the plan itself, with its state: errors, exact sizes, streams. With dynamic=True,
+plans share compiled code.
 
-torch.export works; the exported program contains the plan, so it is for one graph. It needs Python, CuPy and
-`import kernels`; AOTInductor cannot run the kernels.
+torch.export works; the exported program runs in this process, as long as the plan lives.
 """
 
-from ast import literal_eval
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
-from itertools import count, islice
-from typing import Any, NoReturn, get_type_hints
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
 
 from .autograd import gradients_of, names_of
 from .backends import REGISTRY
-from .backends.base import Backend, Call
+from .backends.base import Call
 from .dropout import Dropout
 from .edge_data import FLOATS, TENSORS, BoundEdges
 from .once_differentiable import refuse_double_backward
 from .runtime.semaphores import fresh_semaphores
-from .torch_private import mark_static_address
 
-PLAN = "Tensor[] plan_tensors, SymInt[] plan_numbers, str layout"
 # Tensors of `BoundEdges` that are not None (torch cannot differentiate lists with None); which ones those are; its
 # additive slope, and the numbers of its score term; rate of the dropout or 0; expression of the score term or "".
 EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout, str score"
-INPUTS = f"Tensor query, Tensor key, Tensor value, {PLAN}, float scale, {EDGES}"
+INPUTS = f"Tensor query, Tensor key, Tensor value, str backend, SymInt plan, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
 LIBRARY.define(f"attention({INPUTS}, ScalarType out_dtype, bool with_lse) -> (Tensor output, Tensor lse)")
 LIBRARY.define(
     f"attention_backward({INPUTS}, Tensor output, Tensor lse, Tensor grad_output, Tensor? grad_lse, bool[] wanted)"
     " -> Tensor[]"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Operands:
-    """The data of a plan, flattened into arguments of an operator.
-
-    Attributes:
-        tensors: all tensors of the data.
-        numbers: its integers; for an object of another library its id in this process (`_foreign`).
-        layout: the backend and the kind of each field, as Python literals: "t" for the next tensor, "n" for the next
-            number, a count for a tuple of that many numbers, a list for a nested dataclass, (value,) for anything else.
-    """
-
-    tensors: list[torch.Tensor]
-    numbers: list[int]
-    layout: str
-
-    @classmethod
-    def of(cls, backend: str, record: Any) -> "Operands":
-        if REGISTRY[backend].data_type is None:
-            number = next(_numbers)
-            _foreign[number] = record
-            return cls([], [number], repr((backend, None)))
-        tensors: list[torch.Tensor] = []
-        numbers: list[int] = []
-        return cls(tensors, numbers, repr((backend, _take_apart(record, tensors, numbers))))
-
-    @staticmethod
-    def join(tensors: list[torch.Tensor], numbers: list[int], layout: str) -> tuple[Backend, Any]:
-        """The backend, and the plan data rebuilt from tensors and numbers."""
-        name, kinds = _parsed(layout)
-        backend = REGISTRY[name]
-        if kinds is None:
-            return backend, _foreign_object(name, numbers[0])
-        return backend, _put_together(backend.data_type, kinds, iter(tensors), iter(numbers))
-
-
-_foreign: WeakValueDictionary[int, Any] = WeakValueDictionary()  # alive as long as their plans
+_plans: WeakValueDictionary[int, Any] = WeakValueDictionary()  # AttentionPlans by number, while they live
 _numbers = count()
-_parsed = lru_cache(literal_eval)  # each call of an operator needs it
 
 
-def _take_apart(record: Any, tensors: list[torch.Tensor], numbers: list[int]) -> list[Any]:
-    """Append the tensors and numbers of a record; returns the kinds of its fields."""
-    kinds: list[Any] = []
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, torch.Tensor):
-            mark_static_address(value)
-            tensors.append(value)
-            kinds.append("t")
-        elif type(value) is int:
-            numbers.append(value)
-            kinds.append("n")
-        elif type(value) is tuple:
-            numbers += value
-            kinds.append(len(value))
-        else:
-            kinds.append(_take_apart(value, tensors, numbers) if is_dataclass(value) else (value,))
-    return kinds
+def numbered(plan: Any) -> int:
+    """The number by which the operators find a plan in this process."""
+    number = next(_numbers)
+    _plans[number] = plan
+    return number
 
 
-def _put_together(record_type: type, kinds: list[Any], tensors: Iterator[torch.Tensor], numbers: Iterator[int]) -> Any:
-    values = []
-    for field, kind in zip(fields(record_type), kinds, strict=True):
-        if isinstance(kind, str):
-            values.append(next(tensors if kind == "t" else numbers))
-        elif isinstance(kind, int):
-            values.append(tuple(islice(numbers, kind)))
-        elif isinstance(kind, list):
-            values.append(_put_together(get_type_hints(record_type)[field.name], kind, tensors, numbers))
-        else:
-            values.append(kind[0])
-    return record_type(*values)
-
-
-def _foreign_object(backend: str, number: int) -> Any:
-    record = _foreign.get(number)
-    if record is None:
+def _data_of(backend: str, number: int, lse: torch.Tensor | None = None) -> Any:
+    """The data of a plan: for a backward pass those that `_attention` noted on the memory of `lse`."""
+    if lse is not None and (data := getattr(lse.untyped_storage(), "plan_data", None)) is not None:
+        return data
+    if number not in _plans:
         raise RuntimeError(
-            f"a traced program calls a plan of backend {backend} that is gone: its format belongs to another library, "
-            "and the program cannot hold it; keep the plan, or trace a plan of another backend"
+            f"a traced program calls a plan of backend {backend} that is gone: the program holds only its number; keep "
+            "the plan while the program runs, and trace it anew in another process"
         )
-    return record
+    return _plans[number].data
 
 
-def attend_as_operator(plan: Operands, call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_as_operator(backend: str, number: int, call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, log-sum-exp) of `Backend.attend`, with its gradients; the second is [0] unless `with_lse`."""
-    return torch.ops.fused3s.attention(*_inputs(plan, call), call.out_dtype, with_lse)
-
-
-def _inputs(plan: Operands, call: Call) -> tuple[Any, ...]:
-    """The common first arguments of both operators."""
     edges = BoundEdges() if call.edges is None else call.edges
     is_given = [each is not None for each in edges.tensors()]
     tensors = [each for each in edges.tensors() if each is not None]
     rate = 0.0 if edges.dropout is None else edges.dropout.rate
     numbers = [edges.additive_slope, *edges.score_numbers]
-    plan_inputs = plan.tensors, plan.numbers, plan.layout
-    tensors_of_call = call.query, call.key, call.value  # a slice of a NamedTuple fails in the Dynamo of torch 2.6
-    return *tensors_of_call, *plan_inputs, call.scale, tensors, is_given, numbers, rate, edges.score or ""
+    inputs = call.query, call.key, call.value, backend, number, call.scale  # a slice fails in the Dynamo of torch 2.6
+    terms = tensors, is_given, numbers, rate, edges.score or ""
+    return torch.ops.fused3s.attention(*inputs, *terms, call.out_dtype, with_lse)
 
 
 def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -> list[Any]:
@@ -151,9 +77,8 @@ def _call(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    plan_tensors: list[torch.Tensor],
-    plan_numbers: list[int],
-    layout: str,
+    backend: str,
+    number: int,
     scale: float,
     edge_tensors: list[torch.Tensor],
     is_given: list[bool],
@@ -163,9 +88,8 @@ def _call(
     *,
     out_dtype: torch.dtype,
     lse: torch.Tensor | None,
-) -> tuple[Backend, Any, Call]:
-    """The inverse of `_inputs`."""
-    backend, data = Operands.join(plan_tensors, plan_numbers, layout)
+) -> Call:
+    """The call of `attend_as_operator`."""
     edges = None
     if edge_tensors or score:
         tensors = _places(edge_tensors, is_given)
@@ -180,13 +104,16 @@ def _call(
             score_numbers=tuple(edge_numbers[1:]),
         )
         edges = template.with_tensors(tensors)
-    return backend, data, Call(query, key, value, scale, out_dtype, lse, edges)
+    return Call(query, key, value, scale, out_dtype, lse, edges)
 
 
 def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     *inputs, out_dtype, with_lse = inputs
     lse = _new_lse(inputs[0], with_lse)
-    backend, data, call = _call(*inputs, out_dtype=out_dtype, lse=lse if with_lse else None)
+    backend, call = REGISTRY[inputs[3]], _call(*inputs, out_dtype=out_dtype, lse=lse if with_lse else None)
+    # Keeps the plan until the backward pass, which refuses one whose memory was filled anew (`PlanRoom.fill`). On the
+    # memory, since torch.compile may save another tensor of it. CUDA graphs forget it: their plans live anyway.
+    data = lse.untyped_storage().plan_data = _data_of(*inputs[3:5])
     if not backend.writes_lse:
         call, _ = call._replace(lse=None), lse.zero_()
     with fresh_semaphores():
@@ -196,7 +123,8 @@ def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def _attention_backward(*inputs: Any) -> list[torch.Tensor]:
     """The wanted gradients, in the order of the fields of `Gradients`."""
     *inputs, output, lse, grad_output, grad_lse, wanted = inputs
-    backend, data, call = _call(*inputs, out_dtype=output.dtype, lse=lse)
+    backend, data = REGISTRY[inputs[3]], _data_of(*inputs[3:5], lse)
+    call = _call(*inputs, out_dtype=output.dtype, lse=lse)
     names = names_of(tuple(wanted))
     with fresh_semaphores():  # no `into`: results of an operator must not share memory
         found = gradients_of(backend, data, call, output, grad_output, names, grad_lse=grad_lse)
@@ -209,7 +137,7 @@ def _fake_attention(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, to
 
 
 def _fake_attention_backward(*inputs: Any) -> list[torch.Tensor]:
-    tensors, wanted = (*inputs[:3], *_places(*inputs[7:9])), inputs[-1]
+    tensors, wanted = (*inputs[:3], *_places(*inputs[6:8])), inputs[-1]
     return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(tensors, wanted, strict=False) if is_wanted]
 
 
@@ -218,39 +146,36 @@ def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, plan_tensors, *numbers, edge_tensors, is_given, edge_numbers = inputs[:10]
-    dropout, score, _, with_lse = inputs[10:]
+    query, key, value, *plan, edge_tensors, is_given, edge_numbers, dropout, score, _, with_lse = inputs
     if not with_lse:
         ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, query, key, value, *edge_tensors, *plan_tensors)
-    ctx.call = len(edge_tensors), numbers, is_given, edge_numbers, dropout, score, with_lse
+    ctx.save_for_backward(*output, query, key, value, *edge_tensors)
+    ctx.call = plan, is_given, edge_numbers, dropout, score, with_lse
 
 
 def _differentiate(ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
-    num_edge_tensors, (numbers, layout, scale), is_given, edge_numbers, dropout, score, with_lse = ctx.call
-    if not with_lse and not REGISTRY[_parsed(layout)[0]].autograd:
+    plan, is_given, edge_numbers, dropout, score, with_lse = ctx.call
+    if not with_lse and not REGISTRY[plan[0]].autograd:
         raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
-    output, lse, query, key, value, *rest = ctx.saved_tensors
+    output, lse, query, key, value, *edge_tensors = ctx.saved_tensors
     if grad_output is None:
         grad_output = torch.zeros_like(output)
-    edge_tensors, plan_tensors = rest[:num_edge_tensors], rest[num_edge_tensors:]
-    of_edges = _places(ctx.needs_input_grad[7], is_given, False)[: len(FLOATS)]
+    of_edges = _places(ctx.needs_input_grad[6], is_given, False)[: len(FLOATS)]
     wanted = [*ctx.needs_input_grad[:3], *of_edges]
-    of_plan = plan_tensors, numbers, layout, scale
-    inputs = query, key, value, *of_plan, edge_tensors, is_given, edge_numbers, dropout, score
+    inputs = query, key, value, *plan, edge_tensors, is_given, edge_numbers, dropout, score
     found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, grad_lse, wanted)
     found = [*_places(found, wanted), None, None]  # of types and the seed
     of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
-    return *found[:3], [None] * len(plan_tensors), None, None, None, of_edges, *(None,) * 6
+    return *found[:3], None, None, None, of_edges, *(None,) * 6
 
 
-def _save_layout(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.layout = inputs[5]
+def _save_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.backend = inputs[3]
 
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:
-    refuse_double_backward(_parsed(ctx.layout)[0])
+    refuse_double_backward(ctx.backend)
 
 
 for device in ("CPU", "CUDA"):
@@ -259,4 +184,4 @@ for device in ("CPU", "CUDA"):
 torch.library.register_fake("fused3s::attention", _fake_attention, lib=LIBRARY)
 torch.library.register_fake("fused3s::attention_backward", _fake_attention_backward, lib=LIBRARY)
 torch.library.register_autograd("fused3s::attention", _differentiate, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("fused3s::attention_backward", _refuse, setup_context=_save_layout, lib=LIBRARY)
+torch.library.register_autograd("fused3s::attention_backward", _refuse, setup_context=_save_backend, lib=LIBRARY)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, overload
 
 import torch
@@ -18,8 +18,8 @@ from .edge_data import MAX_FEATURES, BoundEdges, EdgeData, belongs_to_edges, bin
 from .edge_groups import bind_groups, edges_of_call, groups_of
 from .formats.edge_order import EdgeOrder
 from .formats.row_order import RowOrder
-from .operators import Operands, attend_as_operator
-from .tensor_record import map_tensors, num_bytes
+from .operators import attend_as_operator, numbered
+from .tensor_record import num_bytes
 from .torch_private import dispatch_modes
 
 
@@ -54,8 +54,7 @@ class AttentionPlan:
 
     def __post_init__(self) -> None:
         # Here and not at the first call: torch.compile cannot trace it.
-        operands = None if REGISTRY[self.backend].traceable else Operands.of(self.backend, self.data)
-        object.__setattr__(self, "_operands", operands)
+        object.__setattr__(self, "_number", numbered(self))
         object.__setattr__(self, "_device_type", self.device.type)  # torch creates the string at every access
 
     @overload
@@ -147,7 +146,7 @@ class AttentionPlan:
             self.require_backward()
         with_lse = return_lse or differentiated
         if not backend.traceable and _is_traced():
-            output, lse = attend_as_operator(self._operands, call, with_lse)
+            output, lse = attend_as_operator(self.backend, self._number, call, with_lse)
         else:
             lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
             if lse is not None:
@@ -315,7 +314,8 @@ class AttentionPlan:
     def nbytes(self) -> int:
         """Bytes of the tensors of `data` and `edge_order`; a TypeError if they belong to another library."""
         self._require_data("measured")
-        return num_bytes(self.data) + (0 if self.edge_order is None else num_bytes(self.edge_order))
+        of_data = num_bytes(REGISTRY[self.backend].tensors(self.data))
+        return of_data + (0 if self.edge_order is None else num_bytes(self.edge_order))
 
     def to(self, device: torch.device | str) -> "AttentionPlan":
         """The plan on `device`, complete there on return; `self` if it is there already.
@@ -327,10 +327,9 @@ class AttentionPlan:
         if device == self.device:
             return self
         self._require_data("moved")
-        data, edge_order = (
-            None if record is None else map_tensors(record, lambda tensor: tensor.to(device))
-            for record in (self.data, self.edge_order)
-        )
+        data, edge_order = REGISTRY[self.backend].moved(self.data, device), self.edge_order
+        if edge_order is not None:
+            edge_order = EdgeOrder(edge_order.edge_of_csr.to(device))
         for one in {self.device, device}:
             if one.type == "cuda":  # kernels read a plan before griddepcontrol.wait, so the copy must be complete
                 torch.cuda.synchronize(one)
@@ -354,6 +353,10 @@ class AttentionPlan:
         if described := REGISTRY[self.backend].describe(self.data):
             lines.append(described)
         return "\n  ".join(lines)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """A copy is a plan of its own, also in another process."""
+        return AttentionPlan, tuple(getattr(self, field.name) for field in fields(self))
 
     def _bound(
         self,

@@ -102,14 +102,10 @@ class PlanRoom:
         inputs = InputSpec(dtype, head_dim, num_heads // rows, out_dtype, edge_data, backward)
         self.shape, self.num_edges, self._num_lists = shape, num_edges, num_lists
         planned = shape[0] * rows, shape[1] * num_lists
-        self._made = backend.make_room(planned, num_edges * self._size, device, inputs)
         self._source: EdgeSource | None = None
         self._graph: Any = None
-        none = torch.empty((2, 0), dtype=torch.int64, device=device)
-        self._made.plan.fill(EdgeSource(none))
-        data, order = self._made.unchecked(follows=False), None
-        if edge_data:
-            order = EdgeOrder(data.edge_ids)
+        data = backend.make_room(planned, num_edges * self._size, device, inputs)
+        order = EdgeOrder(backend.sorted_edges(data)) if edge_data else None
         self.plan = AttentionPlan(backend.name, self.shape, device, inputs, data, edge_order=order, groups=groups)
 
     def fill(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | KeyLists) -> None:
@@ -136,7 +132,7 @@ class PlanRoom:
         if self._size > 1:
             ids = grouped_ids(source.ids, self.shape[0] * self._num_lists, self._size)
             planned = EdgeSource(ids, has_padding=True)
-        self._made.plan.fill(planned)
+        object.__setattr__(self.plan, "data", self.plan.data.refilled(planned))
         self._source, self._graph = source, graph
         if self.plan.edge_order is not None:  # bound edge data belongs to the previous graph
             object.__setattr__(self.plan, "edge_order", replace(self.plan.edge_order))
@@ -166,7 +162,7 @@ class PlanRoom:
         Raises:
             ValueError: the graph is damaged; the text names its first wrong entry.
         """
-        bad_offset, bad_edge = self._made.plan.numbers[: PlanNumber.BAD_EDGE + 1].tolist()
+        bad_offset, bad_edge = self.plan.data.numbers[: PlanNumber.BAD_EDGE + 1].tolist()
         num_rows, num_cols = self.shape
         if bad_offset:
             row = num_rows + 1 - bad_offset

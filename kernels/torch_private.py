@@ -85,12 +85,6 @@ def autograd_active() -> Iterator[None]:
         yield
 
 
-def mark_static_address(tensor: Tensor) -> None:
-    """As `torch._dynamo.mark_static_address(tensor, guard=False)`, whose import takes a second: CUDA graphs of
-    torch.compile read the tensor in place instead of copying it at every replay."""
-    tensor._dynamo_static_input_type = "unguarded"
-
-
 # relu(bias + x @ weight) as one kernel of cuBLASLt.
 _addmm_relu = getattr(torch, "_addmm_activation", None)
 

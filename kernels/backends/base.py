@@ -9,6 +9,7 @@ import torch
 from ..dropout import Dropout, kept_edges
 from ..edge_data import BoundEdges
 from ..formats.csr import CSRPattern
+from ..tensor_record import map_tensors
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,14 @@ class Backend(ABC):
             ValueError: an id of the graph is out of range, and `build` deferred that check.
         """
         return data
+
+    def tensors(self, data: Any) -> Any:
+        """The dataclass that holds the tensors of `data`."""
+        return data
+
+    def moved(self, data: Any, device: torch.device) -> Any:
+        """A copy of `data` on another device."""
+        return map_tensors(data, lambda tensor: tensor.to(device))
 
     def sorted_edges(self, data: Any) -> torch.Tensor | None:
         """[E] integers on the device of `data`: for each edge in CSR order its index in the graph given to `build`;

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..edge_data import BoundEdges
-from ..formats.gpu_csr import MOST_EDGES
+from ..formats.gpu_csr import MOST_EDGES, EdgeSource
 from ..formats.schedule import ScheduleForm
 from ..fragments import WARP_SIZE
 from ..runtime.device import GPULimits, gpu_limits
@@ -22,6 +22,7 @@ from ..runtime.jit import (
 )
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores
+from ..tensor_record import map_tensors
 from ..tuning import GROUP_WIDTH, WARP_COLUMNS, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import (
@@ -46,7 +47,8 @@ from .fused3s_edges import (
     term_scalars,
 )
 from .fused3s_gradients import gradient_instances, launch_gradients
-from .fused3s_planning import MadePlan, check_size, make_room, plan_graph
+from .fused3s_plan import Fused3SPlan
+from .fused3s_planning import check_size, make_room, plan_graph
 from .fused3s_shapes import COMMON_DIM, EXPRESSION, KEY_FEATURES, SLICE, TILE, VALUE_FEATURES, tile_columns
 from .kernel_choice import GraphSize, takes_edges
 from .score_values import (
@@ -126,7 +128,7 @@ def choose_instance(
 class Fused3SBackend(CudaBackend):
     name = "fused3s"
     summary = "the fast fused kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16, bf16 and float32"
-    data_type = Fused3SData
+    data_type = Fused3SPlan
     writes_lse = True
     reorders = True
     takes_edge_lists = True
@@ -145,28 +147,35 @@ class Fused3SBackend(CudaBackend):
 
     def build(
         self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
-    ) -> Fused3SData:
+    ) -> Fused3SPlan:
         forward = partial(forward_schedule, gpu_limits(device), inputs, device.index)
-        data = plan_graph(graph, device, inputs, forward, perm, partial(_call_instances, device, inputs))
-        _compile(data, device, inputs)
-        return data
+        plan = plan_graph(graph, device, inputs, forward, perm, partial(_call_instances, device, inputs))
+        _compile(plan.arrays, device, inputs)
+        return plan
 
-    def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> MadePlan:
-        """An unfilled plan with room for `num_edges` edges."""
+    def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> Fused3SPlan:
+        """The plan of no edges, in memory with room for `num_edges` edges."""
         check_size(shape, num_edges, inputs.backward)
         forward = partial(forward_schedule, gpu_limits(device), inputs, device.index)
-        made = make_room(GraphSize(*shape, num_edges), device, inputs, forward)
-        _compile(made.bounded, device, inputs)
-        return made
+        memory, arrays = make_room(GraphSize(*shape, num_edges), device, inputs, forward)
+        _compile(arrays, device, inputs)
+        memory.fill(EdgeSource(torch.empty((2, 0), dtype=torch.int64, device=device)))
+        return Fused3SPlan(arrays, memory)
 
-    def settled(self, data: Fused3SData) -> Fused3SData:
-        return data if data.progress is None else data.progress.settled(data)
+    def settled(self, data: Fused3SPlan) -> Fused3SPlan:
+        return data.settled()
 
-    def sorted_edges(self, data: Fused3SData) -> torch.Tensor | None:
-        return data.edge_ids
+    def tensors(self, data: Fused3SPlan) -> Fused3SData:
+        return data.arrays
 
-    def describe(self, data: Fused3SData) -> str:
-        data, lines = data if data.progress is None else data.progress.exact_plan(), []
+    def moved(self, data: Fused3SPlan, device: torch.device) -> Fused3SPlan:
+        return Fused3SPlan(map_tensors(data.exact(), lambda tensor: tensor.to(device)))
+
+    def sorted_edges(self, data: Fused3SPlan) -> torch.Tensor | None:
+        return data.arrays.edge_ids
+
+    def describe(self, plan: Fused3SPlan) -> str:
+        data, lines = plan.exact(), []
         if data.windows:
             by_warp, by_block, split, warp_tiles, split_tiles, segment = data.windows
             num_blocks, warps, _ = data.work_items.shape
@@ -183,14 +192,17 @@ class Fused3SBackend(CudaBackend):
             lines.append(f"edge by edge: {len(data.row_items)} items")
         return "\n  ".join(lines)
 
-    def attend(self, data: Fused3SData, call: Call) -> torch.Tensor:
-        data, dim = data.ready(), call.query.shape[2]
+    def attend(self, data: Fused3SPlan, call: Call) -> torch.Tensor:
+        return self._attend(data.ready(), call)
+
+    def _attend(self, data: Fused3SData, call: Call) -> torch.Tensor:
+        dim = call.query.shape[2]
         if (dtype := product_type(call.query.dtype)) != call.query.dtype:
             check_out_dtype(call.out_dtype, call.query.dtype)
             call = call.to(dtype)
         by_edge = _takes_edge_kernel(data, call.query, call.edges)
         if dim % 2 and not (by_edge and takes_columns(call)):
-            return self.attend(data, padded_call(call))[..., :dim].contiguous()
+            return self._attend(data, padded_call(call))[..., :dim].contiguous()
         if by_edge:
             return launch_edge_kernel(data, call)
         element, num_heads, items = input_element(dtype), call.query.shape[1], data.work_items.shape[1]
@@ -201,7 +213,7 @@ class Fused3SBackend(CudaBackend):
 
     def attend_backward(
         self,
-        data: Fused3SData,
+        data: Fused3SPlan,
         call: Call,
         output: torch.Tensor,
         grad_output: torch.Tensor,

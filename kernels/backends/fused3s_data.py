@@ -1,12 +1,9 @@
 """The plan data of `fused3s`: all arrays of a graph that its kernels read, in one flat dataclass."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 
-from ..runtime.launch import stream_handle
-from ..tensor_record import tensors_of
 from .kernel_choice import GraphSize
 
 
@@ -25,7 +22,8 @@ class Fused3SData:
         tile_offset: [num_row_windows + 1] int32, first KV tile of each window.
         work_items: [num_blocks, warps, 56] int32, work items of the forward pass.
         num_splits: at least the number of splits in `work_items`.
-        windows: from `GPUPlan.windows`; () if unknown to the host.
+        windows: windows of one warp, of one block and of several blocks, then `warp_tiles`, `split_tiles` and
+            `sort_segment` (0: all are sorted) of formats/schedule.py; () if unknown to the host.
         tile_slots, slot_edges, slot_places: [num_tiles + 3] int32, [nnz] int32 and [nnz] uint8: where the edges are in
             the KV tiles; for edge data.
 
@@ -39,6 +37,7 @@ class Fused3SData:
         column_offsets: [num_cols + 1] int64, first edge of each column, for cuda/fused3s_edges_backward.cu.
         column_rows, column_edges: [nnz] int32, row of A of each edge of A^T, and its index in `indices`.
         column_items, column_parts: as row_items, row_parts.
+        has_room: whether the arrays of edges are longer than the graph, as in a `PlanRoom`; the rest is zeros.
     """
 
     num_rows: int
@@ -73,11 +72,7 @@ class Fused3SData:
     column_edges: torch.Tensor | None = None
     column_items: torch.Tensor | None = None
     column_parts: torch.Tensor | None = None
-
-    # Set on the object that planning returned, not on copies: results from the GPU, and where memory was allocated.
-    progress: ClassVar[Any] = None  # fused3s_planning.PlanProgress
-    made_on: ClassVar[tuple[int, int] | None] = None  # GPU and stream
-    has_room: ClassVar[bool] = False  # of a `PlanRoom`: arrays of edges go on after the last edge of the graph
+    has_room: bool = False
 
     @property
     def size(self) -> GraphSize:
@@ -85,23 +80,7 @@ class Fused3SData:
         return GraphSize(self.num_rows, self.num_cols, self.num_edges, self.num_tiles)
 
     def new_of_edges(self, like: torch.Tensor, columns: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. With room it is zeros: no
-        kernel writes entries without an edge, and gradients of edge data add them up."""
+        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. With room it is zeros:
+        kernels skip the rest behind the last edge, and its gradient is added to that of edge 0."""
         new = like.new_zeros if self.has_room else like.new_empty
         return new((self.indices.numel(), *columns), dtype=dtype)
-
-    def ready(self, is_forward: bool = True) -> "Fused3SData":
-        """The plan for a call on torch's current stream: with exact sizes from the second forward pass on, once the GPU
-        has computed them. For a plan that is used once, cutting the arrays would cost more than it saves.
-
-        Also records other streams on the arrays, so that the allocator does not reuse their memory too early.
-
-        Raises:
-            ValueError: an id of the graph is out of range.
-        """
-        data = self if self.progress is None else self.progress.plan(self, is_forward)
-        if self.made_on is not None and stream_handle(self.made_on[0]) != self.made_on[1]:
-            stream = torch.cuda.current_stream(self.made_on[0])
-            for tensor in tensors_of(self):
-                tensor.record_stream(stream)
-        return data

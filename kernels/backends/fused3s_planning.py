@@ -15,22 +15,20 @@ import torch
 from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor
 from ..formats.edge_list import EdgeList
-from ..formats.gpu_csr import COUNTS, MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource, PlanNumber
+from ..formats.gpu_csr import MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource
 from ..formats.gpu_plan import COUNT_TILES, GPUPlan, PlanForm
 from ..formats.grouped_graph import check_graph
 from ..formats.schedule import ScheduleForm, most_tiles_of, windows_of
 from ..runtime.device import gpu_limits
 from ..runtime.jit import KernelInstance
-from ..runtime.launch import next_waits, stream_handle
-from ..runtime.readback import Readback
 from ..runtime.semaphores import is_capturing
-from ..tensor_record import map_tensors
-from ..tuning import COMPACTED_EDGES, tuning_for
+from ..tuning import tuning_for
 from .base import InputSpec
 from .cuda import product_type
 from .fused3s_backward import pass_schedules
 from .fused3s_data import Fused3SData
 from .fused3s_edges import part_edges_for_heads
+from .fused3s_plan import Fused3SPlan, check_numbers, compacted
 from .fused3s_shapes import COMMON_DIM, EXPRESSION, TILE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
 
@@ -46,7 +44,7 @@ def plan_graph(
     forward: ForwardSchedule,
     perm: torch.Tensor | None = None,
     calls: CallInstances = lambda data: [],
-) -> Fused3SData:
+) -> Fused3SPlan:
     """Queue the plan of a graph on torch's current stream.
 
     Args:
@@ -67,8 +65,12 @@ def plan_graph(
         perm = perm.to(device)
         row_ids = perm.new_full((windows_of(len(perm)) * TILE[0],), len(perm))  # num_rows pads the last window
         row_ids[: len(perm)] = perm
-    made = queue_plan(graph, device, inputs, forward, row_ids, calls)
-    return made.checked() if on_cpu else made.unchecked(follows=not is_capturing(device))
+    memory, arrays = queue_plan(graph, device, inputs, forward, row_ids, calls)
+    if not on_cpu:
+        return Fused3SPlan(arrays, memory, None if is_capturing(device) else graph)
+    numbers = memory.numbers.tolist()  # waits for the GPU
+    check_numbers(numbers, graph, device)
+    return Fused3SPlan(compacted(memory.exact(arrays, numbers)))
 
 
 def queue_plan(
@@ -78,7 +80,7 @@ def queue_plan(
     forward: ForwardSchedule,
     row_ids: torch.Tensor | None = None,
     calls: CallInstances = lambda data: [],
-) -> "MadePlan":
+) -> tuple[GPUPlan, Fused3SData]:
     """Queue the kernels of a plan. Waits if the choice of the kernel depends on the number of KV tiles."""
     source = _edge_source(graph, device, inputs.backward)
     size = GraphSize(*graph.shape, source.num_edges)
@@ -90,19 +92,20 @@ def queue_plan(
         sorted_edges.fill(source, rows)
         size, csr = replace(size, num_tiles=sorted_edges.count_tiles()), sorted_edges.csr
         form = form_of(size, device, inputs, forward)
-    form = form or _form_by_edge(size, device, inputs, forward)
-    made = MadePlan(GPUPlan(form, device, csr), size, row_ids, graph)
-    made.plan.compile_ahead(source, lambda: calls(made.bounded))
-    made.plan.fill(source, rows)
-    return made
+    memory = GPUPlan(form or _form_by_edge(size, device, inputs, forward), device, csr)
+    arrays = memory.arrays(size, row_ids)
+    memory.compile_ahead(source, lambda: calls(arrays))
+    memory.fill(source, rows)
+    return memory, arrays
 
 
-def make_room(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> "MadePlan":
+def make_room(
+    size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule
+) -> tuple[GPUPlan, Fused3SData]:
     """Memory for plans of graphs up to a size, to be filled later."""
     form = form_of(size, device, inputs, forward) or _form_by_edge(size, device, inputs, forward)
-    made = MadePlan(GPUPlan(form, device), size, None, None)
-    object.__setattr__(made.bounded, "has_room", True)
-    return made
+    memory = GPUPlan(form, device)
+    return memory, replace(memory.arrays(size, None), has_room=True)
 
 
 def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> PlanForm | None:
@@ -134,129 +137,6 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
 def _form_by_edge(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> PlanForm:
     """Contents of a plan whose undecided calls go edge by edge, since the host cannot know the number of KV tiles."""
     return form_of(replace(size, num_tiles=size.num_edges + 1), device, inputs, forward)
-
-
-class MadePlan:
-    """A queued plan.
-
-    Attributes:
-        plan: memory and kernels.
-        size: sizes that decide between the kernels.
-        bounded: the plan data with arrays of upper-bound sizes; removed by `unchecked`.
-    """
-
-    def __init__(self, plan: GPUPlan, size: GraphSize, row_ids: torch.Tensor | None, graph: Graph | None) -> None:
-        self.plan, self.size = plan, size
-        self._row_ids, self._graph = row_ids, graph
-        self.bounded = self._data(plan)
-
-    def checked(self) -> Fused3SData:
-        """The plan with exact sizes. Waits for the GPU and raises for ids out of range."""
-        numbers = self.plan.numbers.tolist()
-        self.check(numbers)
-        return _compacted(self.exact(numbers), self.plan.device)
-
-    def check(self, numbers: list[int]) -> None:
-        """Raise a ValueError for ids out of range; `numbers`: as in `exact`."""
-        if numbers[PlanNumber.BAD_EDGE] or numbers[PlanNumber.BAD_OFFSET]:
-            raise _damage(self._graph, self.plan.device)
-
-    def unchecked(self, follows: bool) -> Fused3SData:
-        """The bounded plan. `follows`: later calls get exact sizes, or raise the error, once the GPU is done."""
-        bounded = self.bounded
-        del self.bounded  # a reference cycle with its progress would keep memory until garbage collection
-        if follows and self.plan.device.type == "cuda":
-            object.__setattr__(bounded, "progress", PlanProgress(self))
-        return _on_stream(bounded, self.plan.device)
-
-    def exact(self, numbers: list[int]) -> Fused3SData:
-        """The plan with arrays cut to their exact sizes, from the first PlanNumber.COUNTS numbers."""
-        return self._data(self.plan.exact(numbers))
-
-    def _data(self, plan: GPUPlan) -> Fused3SData:
-        size, form, csr = self.size, plan.form, plan.csr
-        arrays = {}
-        if form.schedules:
-            arrays |= {"kv_tiles": plan.kv_tiles[0], "tile_offset": plan.tile_offset[0]}
-            arrays |= {"work_items": plan.work_items[0], "num_splits": plan.num_splits[0], "windows": plan.windows[0]}
-        if plan.slots:
-            arrays |= zip(("tile_slots", "slot_edges", "slot_places"), plan.slots, strict=True)
-        if form.tile_sides == 2:
-            arrays |= {"row_work_items": plan.work_items[1], "row_splits": plan.num_splits[1]}
-            arrays |= {"column_work_items": plan.work_items[2], "column_splits": plan.num_splits[2]}
-            arrays |= {"column_tiles": plan.kv_tiles[1], "column_tile_offset": plan.tile_offset[1]}
-        if form.part_edges:
-            arrays |= {"indices": csr.indices, "row_items": plan.row_items[0], "row_parts": plan.row_parts[0]}
-        if form.part_edges and form.transposes:
-            arrays |= {"column_items": plan.row_items[1], "column_parts": plan.row_parts[1]}
-            arrays |= {"column_rows": csr.column_indices, "column_edges": csr.column_edges}
-            arrays["column_offsets"] = csr.offsets[1]
-        sizes = size.num_rows, size.num_cols, size.num_edges, size.num_tiles
-        return Fused3SData(*sizes, self._row_ids, edge_ids=csr.edges, **arrays)
-
-
-class PlanProgress:
-    """Sizes and errors of a plan that the GPU computed, read without waiting.
-
-    Attributes:
-        exact: the plan with exact sizes; None until they are known.
-    """
-
-    def __init__(self, made: "MadePlan") -> None:
-        self.exact: Fused3SData | None = None
-        self._device = made.plan.device
-        self._forward_passes = 0
-        self._made: MadePlan | None = made
-        self._numbers: Readback | None = Readback(made.plan.csr.address_of_numbers, COUNTS, made.plan.device.index)
-
-    def plan(self, bounded: Fused3SData, is_forward: bool) -> Fused3SData:
-        """The exact plan if known, else `bounded`; see `Fused3SData.ready`.
-
-        Raises:
-            ValueError: an id of the graph is out of range.
-        """
-        if self.exact is None:
-            self._forward_passes += is_forward
-            if is_capturing(self._device) or not self._numbers.is_done():  # a capture forbids the question
-                return bounded
-            numbers = self._numbers.numbers()
-            self._made.check(numbers)
-            if self._forward_passes < 2:
-                return bounded
-            self._keep_exact(numbers)
-        return self.exact
-
-    def exact_plan(self) -> Fused3SData:
-        """The exact plan. Waits for the GPU, and raises as `plan` does."""
-        self.raise_errors()
-        if self.exact is None:
-            self._keep_exact(self._numbers.numbers())
-        return self.exact
-
-    def settled(self, bounded: Fused3SData) -> Fused3SData:
-        """`bounded`; for a graph of many edges the exact plan in memory of its own. Waits for the GPU, and raises as
-        `plan` does."""
-        self.raise_errors()
-        return bounded if bounded.num_edges < COMPACTED_EDGES else _compacted(self.exact_plan(), self._device)
-
-    def raise_errors(self) -> None:
-        """Wait for the plan, and raise a ValueError if an id of the graph is out of range."""
-        if self.exact is None:
-            self._numbers.wait()
-            self._made.check(self._numbers.numbers())
-
-    def _keep_exact(self, numbers: list[int]) -> None:
-        self.exact = self._made.exact(numbers)
-        self._made = self._numbers = None
-
-
-def _compacted(data: Fused3SData, device: torch.device) -> Fused3SData:
-    """An exact plan; for a graph of many edges a copy, so that the memory that was reserved for it becomes free."""
-    if data.num_edges >= COMPACTED_EDGES:
-        data = map_tensors(data, torch.clone)
-        if device.type == "cuda":
-            next_waits(device.index)  # the attention kernels read a plan before griddepcontrol.wait
-    return _on_stream(data, device)
 
 
 def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSource:
@@ -303,23 +183,7 @@ def _check_csr_arrays(offsets: torch.Tensor, indices: torch.Tensor, num_rows: in
             raise TypeError(f"{name}: got {each.dtype}; torch.int32 and torch.int64 are allowed")
 
 
-def _damage(graph: Graph | None, device: torch.device) -> ValueError:
-    """The error for a graph with ids out of range."""
-    try:
-        if graph is not None:
-            check_graph(graph, device)
-    except ValueError as error:
-        return error
-    return ValueError("graph: an offset or an id is out of range (its arrays were changed since it was planned)")
-
-
 def _is_on_cpu(graph: Graph) -> bool:
     if isinstance(graph, BSB):
         return graph.device.type == "cpu"
     return not as_tensor(graph.edge_index if isinstance(graph, EdgeList) else graph.indices).is_cuda
-
-
-def _on_stream(data: Fused3SData, device: torch.device) -> Fused3SData:
-    if device.type == "cuda":
-        object.__setattr__(data, "made_on", (device.index, stream_handle(device.index)))
-    return data

@@ -13,13 +13,14 @@ be refilled with another graph, also inside a CUDA graph.
 """
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
+from ..backends.fused3s_data import Fused3SData
+from ..backends.kernel_choice import GraphSize
 from ..fragments import WARP_SIZE
 from ..runtime.jit import KernelInstance, compile_ahead, get_kernel
 from ..runtime.launch import Launch, address_of, launch_all, next_waits
@@ -116,6 +117,18 @@ class PlanKernels(NamedTuple):
 
 
 _begun: set[tuple[PlanKernels, int]] = set()  # kernels of plans, and GPUs
+# Fields of `Fused3SData` by schedule (KV tiles, work items, number of splits), and by pattern with row items.
+_SCHEDULE_FIELDS = (
+    ("kv_tiles", "work_items", "num_splits"),
+    ("kv_tiles", "row_work_items", "row_splits"),
+    ("column_tiles", "column_work_items", "column_splits"),
+)
+_ITEM_FIELDS = (("row_items", "row_parts"), ("column_items", "column_parts"))
+
+
+def _sides(form: PlanForm) -> list[bool]:
+    """Whether each schedule is one of A^T."""
+    return [each.of_transpose for each in form.schedules]
 
 
 class GPUPlan:
@@ -130,8 +143,6 @@ class GPUPlan:
         tile_offset: per pattern with KV tiles [num_row_windows + 1] int32, first KV tile of each window.
         work_items: per schedule [num_blocks, warps, 56] int32, struct WorkItem (cuda/fused3s_params.cuh).
         num_splits: per schedule, at least the number of splits of all windows.
-        windows: per schedule, windows of one warp, of one block and of several blocks, then `warp_tiles`, `split_tiles`
-            and `sort_segment` (0: all are sorted); () until the host knows.
         row_items, row_parts: per pattern (gpu_row_items.py).
         slots: the edges of A in KV tile order; None without edge data or without KV tiles. [num_tiles + 3] int32: first
             slot of each KV tile, nnz after the last; [nnz] int32: edge of each slot, in CSR order; [nnz] uint8:
@@ -165,7 +176,6 @@ class GPUPlan:
         self._work_items = [take() for _ in blocks]
         self.work_items = [view().view(count, warps, ITEM_WORDS) for count, warps in blocks]
         self.num_splits = [most_splits_of(edges, shape[each.of_transpose], each) for each in form.schedules]
-        self.windows: list[tuple[int, ...]] = [()] * len(blocks)
         self._items, self._parts = [take() for _ in items], [take() for _ in items]
         self.row_items = [view().view(-1, 4) for _ in items]
         self.row_parts = [view().view(-1, 2) for _ in items]
@@ -235,29 +245,44 @@ class GPUPlan:
         if self.device.type == "cuda":
             next_waits(index)  # the attention kernels read a plan before griddepcontrol.wait
 
-    def exact(self, numbers: list[int]) -> "GPUPlan":
-        """The plan with arrays cut to their exact sizes, given its `numbers` after filling; cannot be refilled."""
-        exact = copy(self)
-        exact.kv_tiles, exact.work_items, exact.num_splits, exact.windows = list(self.kv_tiles), [], [], []
-        for which, each in enumerate(self.form.schedules):
-            found = numbers[PlanNumber.SCHEDULES + SCHEDULE_NUMBERS * which :]
-            side = each.of_transpose
-            exact.kv_tiles[side] = self.kv_tiles[side][: found[ScheduleNumber.NUM_TILES] + 2]
-            exact.work_items.append(self.work_items[which][: found[ScheduleNumber.NUM_BLOCKS]])
-            exact.num_splits.append(found[ScheduleNumber.NUM_SPLITS])
-            by_warp, split = found[ScheduleNumber.WARP_WINDOWS], found[ScheduleNumber.SPLIT_WINDOWS]
-            by_block = self._windows[side] - by_warp - split
-            exact.windows.append(
-                (by_warp, by_block, split, *found[ScheduleNumber.WARP_TILES : ScheduleNumber.SEGMENT + 1])
-            )
+    def arrays(self, size: GraphSize, row_ids: torch.Tensor | None) -> Fused3SData:
+        """The arrays that calls read, of upper-bound sizes."""
+        form, csr, found = self.form, self.csr, {}
+        for (tiles, items, splits), side, which in zip(_SCHEDULE_FIELDS, _sides(form), range(3), strict=False):
+            found |= {tiles: self.kv_tiles[side], items: self.work_items[which], splits: self.num_splits[which]}
+        if form.schedules:
+            found |= zip(("tile_offset", "column_tile_offset"), self.tile_offset, strict=False)
         if self.slots:
-            exact.slots = (self.slots[0][: len(exact.kv_tiles[0]) + 1], *self.slots[1:])
-        exact.row_items, exact.row_parts = [], []
-        for side, (items, parts) in enumerate(zip(self.row_items, self.row_parts, strict=True)):
+            found |= zip(("tile_slots", "slot_edges", "slot_places"), self.slots, strict=True)
+        for (items, parts), *arrays in zip(_ITEM_FIELDS, self.row_items, self.row_parts, strict=False):
+            found |= zip((items, parts), arrays, strict=True)
+        if form.part_edges:
+            found["indices"] = csr.indices
+        if form.part_edges and form.transposes:
+            found |= {"column_rows": csr.column_indices, "column_edges": csr.column_edges}
+            found["column_offsets"] = csr.offsets[1]
+        sizes = size.num_rows, size.num_cols, size.num_edges, size.num_tiles
+        return Fused3SData(*sizes, row_ids, edge_ids=csr.edges, **found)
+
+    def exact(self, arrays: Fused3SData, numbers: list[int]) -> Fused3SData:
+        """`arrays` of this plan cut to their exact sizes, given its `numbers` after filling."""
+        form, found = self.form, {}
+        for (tiles, items, splits), side, which in zip(_SCHEDULE_FIELDS, _sides(form), range(3), strict=False):
+            of = numbers[PlanNumber.SCHEDULES + SCHEDULE_NUMBERS * which :]
+            found[tiles] = getattr(arrays, tiles)[: of[ScheduleNumber.NUM_TILES] + 2]
+            found[items] = getattr(arrays, items)[: of[ScheduleNumber.NUM_BLOCKS]]
+            found[splits] = of[ScheduleNumber.NUM_SPLITS]
+            if which == 0:
+                by_warp, split = of[ScheduleNumber.WARP_WINDOWS], of[ScheduleNumber.SPLIT_WINDOWS]
+                rule = of[ScheduleNumber.WARP_TILES : ScheduleNumber.SEGMENT + 1]
+                found["windows"] = by_warp, self._windows[side] - by_warp - split, split, *rule
+        if self.slots:
+            found["tile_slots"] = arrays.tile_slots[: len(found["kv_tiles"]) + 1]
+        for side, (items, parts) in enumerate(_ITEM_FIELDS[: len(self.row_items)]):
             num_parts, num_whole = numbers[PlanNumber.ROW_ITEMS + 2 * side :][:2]
-            exact.row_items.append(items[: num_parts + num_whole])
-            exact.row_parts.append(parts[:num_parts])
-        return exact
+            found[items] = getattr(arrays, items)[: num_parts + num_whole]
+            found[parts] = getattr(arrays, parts)[:num_parts]
+        return replace(arrays, **found)
 
     def count_tiles(self) -> int:
         """Number of KV tiles of A, from its CSR. Waits for the GPU."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ class GATv2Call(NodeCall):
         return _add_bias(output, bias), attention, saved
 
     def backward(
-        self, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor], *saved: Tensor | None
+        self, data: Any, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor], *saved: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         (additive, bias, output, lse, *tensors), of_projections = self.projections.split_saved(saved)
         attention = with_tensors(attention, tensors, lse)
@@ -71,7 +72,7 @@ class GATv2Call(NodeCall):
         wanted = OF_ROWS | {"additive_weight"} if needed[0] else OF_ROWS
         memory = (of_query[0], of_key, of_value)
         found = REGISTRY[self.plan.backend].attend_backward(
-            self.plan.data, attention, output, _like(grads[0], output), wanted, memory
+            data, attention, output, _like(grads[0], output), wanted, memory
         )
         for place, gradient in zip(memory, found, strict=False):
             if gradient is not place:
@@ -145,7 +146,7 @@ class GATCall(NodeCall):
         return _add_bias(output, bias), attention, (*saved, attention.lse, *tensors_of(attention), *watched)
 
     def backward(
-        self, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor], *saved: Tensor | None
+        self, data: Any, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor], *saved: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         bias, source, joint, weight, vectors, target, target_rows, target_weight, of_target, output, lse, *rest = saved
         attention = with_tensors(attention, rest[:-1], lse)
@@ -158,7 +159,7 @@ class GATCall(NodeCall):
         heads = (num_rows, num_heads, head_dim), (pitch, head_dim, 1)
         value, unread = memory.as_strided(*heads), memory.as_strided(*heads, pitch - width)
         found = REGISTRY[self.plan.backend].attend_backward(
-            self.plan.data,
+            data,
             attention,
             output,
             _like(grads[0], output),

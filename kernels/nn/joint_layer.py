@@ -9,6 +9,7 @@ those of all weights, and one sum those of all biases.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ class LayerCall(NodeCall):
         return torch.add(output.view(root.shape), root), attention, saved
 
     def backward(
-        self, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor | None], *saved: Tensor | None
+        self, data: Any, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor | None], *saved: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         projections = self.projections
         (edge_weight, output, lse, *tensors), of_projections = projections.split_saved(saved)
@@ -90,7 +91,7 @@ class LayerCall(NodeCall):
         grad_output, *of_roots = (grads[0], grads[0]) if self.adds_root else grads
         attention = with_tensors(attention, tensors, lse)
         found = REGISTRY[self.plan.backend].attend_backward(
-            self.plan.data, attention, output, grad_output.view(output.shape), wanted, tuple(columns[-3:])
+            data, attention, output, grad_output.view(output.shape), wanted, tuple(columns[-3:])
         )
         for memory, gradient in zip(columns, (*of_roots, *found[:3]), strict=True):
             if gradient is not memory:

@@ -40,11 +40,12 @@ class NodeCall(ABC):
 
     @abstractmethod
     def backward(
-        self, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor | None], *saved: Tensor | None
+        self, data: Any, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor | None], *saved: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """Gradients of `given`.
 
         Args:
+            data: the plan's data in the forward pass; a `PlanRoom` may have been filled since.
             attention: the attention call without its tensors.
             needed: whether the gradient is needed, of each tensor given.
             grads: gradients of the results.
@@ -93,13 +94,13 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: NodeCall, *given: Tensor | None) -> Results:
         results, attention, saved = call.forward(True, *given)
-        ctx.call, ctx.attention = call, without_tensors(attention)
+        ctx.call, ctx.data, ctx.attention = call, call.plan.data, without_tensors(attention)
         ctx.save_for_backward(*saved)
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        arguments = ctx.attention, ctx.needs_input_grad[1:]
+        arguments = ctx.data, ctx.attention, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             return None, *_NodeGradients.apply(ctx.call, *arguments, len(grads), *grads, *ctx.saved_tensors)
         return None, *ctx.call.backward(*arguments, grads, *ctx.saved_tensors)
@@ -109,9 +110,9 @@ class _NodeGradients(torch.autograd.Function):
     """`NodeCall.backward` whose derivative raises."""
 
     @staticmethod
-    def forward(ctx: Any, call: NodeCall, attention: Call, needed: Any, count: int, *tensors: Any) -> tuple:
+    def forward(ctx: Any, call: NodeCall, data: Any, attention: Call, needed: Any, count: int, *tensors: Any) -> tuple:
         ctx.name = call.plan.backend
-        return call.backward(attention, needed, tensors[:count], *tensors[count:])
+        return call.backward(data, attention, needed, tensors[:count], *tensors[count:])
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> NoReturn:

@@ -8,7 +8,8 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -22,6 +23,7 @@ OVERLAP_CAPABILITY = (9, 0)  # least compute capability for programmatic depende
 # (CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION).
 CONFIG, ATTRIBUTE = struct.Struct("<7I4x2QI4x"), struct.Struct("<I4xi60x")
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def launch_kernel(
@@ -118,6 +120,17 @@ def copy_to_host(target: int, source: int, num_bytes: int, event: torch.cuda.Eve
     error = error or driver.cuEventRecord(event.cuda_event, stream)
     if error:
         raise RuntimeError(f"{num_bytes} bytes could not be copied from cuda:{device_index}: {_error_name(error)}")
+
+
+@contextmanager
+def outside_of_captures() -> Iterator[None]:
+    """Inside, this thread may ask for events and allocate memory while another thread captures a CUDA graph."""
+    mode = ctypes.c_int(RELAXED)
+    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def address_of(tensor: torch.Tensor | None) -> int:

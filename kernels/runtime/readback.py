@@ -1,10 +1,10 @@
-"""Asynchronous copies of numbers from a GPU to the host."""
+"""Asynchronous copies of numbers from a GPU to the host, by any thread."""
 
 from collections import deque
 
 import torch
 
-from .launch import copy_to_host
+from .launch import copy_to_host, outside_of_captures
 
 
 class _Slot:
@@ -16,7 +16,8 @@ class _Slot:
         self.event = torch.cuda.Event()
 
 
-_free: dict[tuple[int, int], deque[_Slot]] = {}  # by GPU and count
+# Free slots by GPU and count; as many as there were copies at once. The operations of a deque are atomic.
+_free: dict[tuple[int, int], deque[_Slot]] = {}
 
 
 class Readback:
@@ -24,16 +25,24 @@ class Readback:
 
     def __init__(self, address: int, count: int, device_index: int) -> None:
         """address: device address of the numbers; work queued later may overwrite them."""
-        free = _free.get((device_index, count))
-        if free is None:
-            free = _free[device_index, count] = deque()
-        self._free = free
-        # The oldest slot; its copy may still be pending if its plan was never called.
-        self._slot = free.popleft() if free and free[0].event.query() else _Slot(count)
+        self._free = _free.setdefault((device_index, count), deque())
+        self._slot = self._take() or _Slot(count)
         copy_to_host(self._slot.address, address, 8 * count, self._slot.event, device_index)
 
+    def _take(self) -> _Slot | None:
+        """The oldest free slot, unless its copy is pending: nobody may have called its plan."""
+        try:
+            slot = self._free.popleft()
+        except IndexError:
+            return None
+        if slot.event.query():
+            return slot
+        self._free.appendleft(slot)
+        return None
+
     def is_done(self) -> bool:
-        return self._slot.event.query()
+        with outside_of_captures():  # else the question would end a capture of another thread in "global" mode
+            return self._slot.event.query()
 
     def wait(self) -> None:
         self._slot.event.synchronize()

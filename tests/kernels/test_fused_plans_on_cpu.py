@@ -97,7 +97,7 @@ def test_choice_of_the_kernel_without_edge_data(monkeypatch, name, by_edge, by_t
             plan = planned(graph, heads, dim)
             kernel = launched_by(monkeypatch, gpu, plan, inputs(graph, heads, dim, HALF)).partition("<")[0]
             assert kernel == ("fused3s_edges" if (heads, dim) in by_edge else "fused3s"), (heads, dim)
-            assert (plan.data.row_items is not None) == ((heads, dim) in by_edge), "arrays that no call reads"
+            assert (plan.data.arrays.row_items is not None) == ((heads, dim) in by_edge), "arrays that no call reads"
 
 
 @pytest.mark.parametrize(

@@ -100,4 +100,4 @@ def test_a_group_shares_its_tiles():
     with cuda_on_cpu():
         plan = planned(made, (16, 1, 64, 64, 0))
     keys = torch.bincount(graph.row, minlength=graph.shape[0])
-    assert len(plan.data.kv_tiles) - 2 == (-(-keys // 16)).sum()
+    assert len(plan.data.arrays.kv_tiles) - 2 == (-(-keys // 16)).sum()

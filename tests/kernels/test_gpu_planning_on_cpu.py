@@ -44,7 +44,8 @@ def planned(monkeypatch):
             expected = expected_plan(graph, CPU, inputs, forward, perm)
             with gpu_on_cpu(monkeypatch, mode) as gpu:
                 made = plan_graph(graph, CPU, inputs, forward, perm)
-        assert_equal_plans(made, expected, label)
+        made = made.arrays
+        assert_equal_plans(made, expected.arrays, label)
         if inputs.edge_data and perm is None:
             assert torch.equal(made.edge_ids.long(), edge_order(graph, CPU).edge_of_csr), label
         return made, gpu.launched
@@ -120,14 +121,14 @@ def test_an_edge_with_an_id_out_of_range(monkeypatch, ids, dtype):
             forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS[key], CPU.index)
             with pytest.raises(ValueError, match=r"edge_index: row \d \((sources|targets)\)|edge_index: row"):
                 plan_graph(graph, CPU, INPUTS[key], forward)
-            made = queue_plan(graph, CPU, INPUTS[key], forward)
-            expected = plan_graph(kept, CPU, INPUTS[key], forward)
-        numbers = made.plan.numbers.tolist()
+            memory, arrays = queue_plan(graph, CPU, INPUTS[key], forward)
+            expected = plan_graph(kept, CPU, INPUTS[key], forward).arrays
+        numbers = memory.numbers.tolist()
         assert 400 - numbers[PlanNumber.BAD_EDGE] == 17
         numbers[PlanNumber.BAD_EDGE] = 0
-        exact = made.exact(numbers)
+        exact = memory.exact(arrays, numbers)
         assert torch.equal(exact.kv_tiles, expected.kv_tiles)
-        assert made.plan.csr.indices[-1] == 0
+        assert memory.csr.indices[-1] == 0
 
 
 @pytest.mark.parametrize(
@@ -150,12 +151,12 @@ def test_a_damaged_csr(monkeypatch, what, place, value):
             forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS[key], CPU.index)
             with pytest.raises(ValueError, match=what):
                 plan_graph(damaged, CPU, INPUTS[key], forward)
-            made = queue_plan(damaged, CPU, INPUTS[key], forward)
-        for offsets in made.plan.csr.offsets:
+            memory, _ = queue_plan(damaged, CPU, INPUTS[key], forward)
+        for offsets in memory.csr.offsets:
             assert (offsets == 0).all()
-        for items in made.plan.row_items:
+        for items in memory.row_items:
             assert sorted(items[:, 0].tolist())[-300:] == list(range(300))
-        for work_items in made.plan.work_items:
+        for work_items in memory.work_items:
             assert (work_items[..., 25] == 0).all()  # COUNT
 
 
@@ -172,19 +173,19 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
     with cuda_on_cpu():
         forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
         with gpu_on_cpu(monkeypatch):
-            made = make_room(GraphSize(*shape, room), CPU, inputs, forward)
+            memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward)
             for number, graph in enumerate(graphs):
                 padded = torch.full((2, min(room, graph.num_edges + 50)), -1, dtype=graph.edge_index.dtype)
                 padded[:, : graph.num_edges] = graph.edge_index
                 padded = padded[:, torch.randperm(padded.shape[1], generator=torch.Generator().manual_seed(number))]
-                made.plan.fill(EdgeSource(padded, has_padding=True))
-                exact = made.exact(made.plan.numbers.tolist())
+                memory.fill(EdgeSource(padded, has_padding=True))
+                exact = memory.exact(arrays, memory.numbers.tolist())
                 alone = EdgeList(padded[:, padded[0] >= 0], shape)
                 with monkeypatch.context() as patch:
                     # As the room, whatever the number of edges.
-                    patch.setattr("fused3s.backends.fused3s_planning.part_edges_for_heads", _part_edges(made))
-                    patch.setattr("fused3s.backends.fused3s_planning.takes_edges", _choice_of(made))
-                    expected = expected_plan(alone, CPU, inputs, forward)
+                    patch.setattr("fused3s.backends.fused3s_planning.part_edges_for_heads", _part_edges(memory))
+                    patch.setattr("fused3s.backends.fused3s_planning.takes_edges", _choice_of(arrays))
+                    expected = expected_plan(alone, CPU, inputs, forward).arrays
                 _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
 
 
@@ -198,13 +199,13 @@ def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one()
     assert takes_edges(SM90, block, 1, 128) is False
 
 
-def _part_edges(made):
-    return lambda *arguments: made.plan.form.part_edges
+def _part_edges(memory):
+    return lambda *arguments: memory.form.part_edges
 
 
-def _choice_of(made):
+def _choice_of(arrays):
     return lambda tuning, size, *arguments, **options: (
-        takes_edges(tuning, made.size, *arguments, **options) is not False
+        takes_edges(tuning, arrays.size, *arguments, **options) is not False
     )
 
 
@@ -215,7 +216,7 @@ def _assert_used(made, expected, num_edges, label):
         got, wanted, at = getattr(made, field.name), getattr(expected, field.name), f"{label}: {field.name}"
         if isinstance(wanted, torch.Tensor):
             assert torch.equal(got[:num_edges] if field.name in of_edges else got, wanted), at
-        elif field.name not in ("edge_ids", "num_edges", "num_tiles"):
+        elif field.name not in ("edge_ids", "num_edges", "num_tiles", "has_room"):
             assert got == wanted, at
 
 
@@ -248,7 +249,7 @@ def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
             forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
             with gpu_on_cpu(monkeypatch):
                 data = plan_graph(graph, CPU, inputs, forward)
-            assert (data.num_rows, data.num_cols, data.num_edges) == (*shape, 0)
+            assert (data.arrays.num_rows, data.arrays.num_cols, data.arrays.num_edges) == (*shape, 0)
             query, key, value = (torch.randn(size, heads, 8).to(HALF) for size in (shape[0], shape[1], shape[1]))
             with poisoned_buffers(monkeypatch):
                 lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)

@@ -12,10 +12,9 @@ from instances import plan_for
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from baselines import REGISTRY
-from baselines.published import PublishedBackend
 from fused3s import AttentionPlan, plan_attention
 from fused3s.backends.cuda import CudaBackend
-from fused3s.operators import Operands
+from fused3s.backends.fused3s_plan import Fused3SPlan
 from fused3s.runtime import jit
 from fused3s.runtime.device import GPULimits
 from fused3s.tensor_record import map_tensors, num_bytes, tensors_of
@@ -50,6 +49,10 @@ def inputs(plan: AttentionPlan, dim: int = 16, dtype: torch.dtype = FLOAT) -> li
     return [tensor.to(plan.device) for tensor in tensors]
 
 
+def all_tensors(plan: AttentionPlan) -> list[torch.Tensor]:
+    return list(tensors_of(REGISTRY[plan.backend].tensors(plan.data)))
+
+
 def assert_same_record(left, right) -> None:
     """Equal types, numbers and bits, all the way down."""
     assert type(left) is type(right)
@@ -63,30 +66,6 @@ def assert_same_record(left, right) -> None:
         assert left == right
 
 
-OPERATORS = [
-    name
-    for name, backend in REGISTRY.items()
-    if not (backend.traceable or isinstance(backend, PublishedBackend))  # which needs its package
-]
-
-
-@pytest.mark.parametrize("backend", OPERATORS)
-def test_the_operands_of_a_plan_give_its_record(plannable, backend):
-    options = {"edge_data": REGISTRY[backend].takes_edges, "backward": REGISTRY[backend].trains}
-    plan = make_plan(backend, "hub", **options)
-    operands = plan._operands
-    joined, record = Operands.join(operands.tensors, operands.numbers, operands.layout)
-    assert joined is REGISTRY[backend]
-    if REGISTRY[backend].data_type is None:
-        assert record is plan.data
-        del plan, record
-        with pytest.raises(RuntimeError, match=f"a plan of backend {backend} that is gone"):
-            Operands.join(operands.tensors, operands.numbers, operands.layout)
-        return
-    assert_same_record(record, plan.data)
-    assert [id(tensor) for tensor in operands.tensors] == [id(tensor) for tensor in tensors_of(plan.data)]
-
-
 @pytest.mark.parametrize("backend", WITH_DATA)
 def test_a_moved_plan_has_all_its_tensors_there(plannable, backend):
     plan = make_plan(backend)
@@ -94,24 +73,24 @@ def test_a_moved_plan_has_all_its_tensors_there(plannable, backend):
     moved = plan.to("meta")
     assert moved.device == torch.device("meta")
     assert (moved.backend, moved.shape, moved.inputs) == (plan.backend, plan.shape, plan.inputs)
-    assert {tensor.device.type for tensor in tensors_of(moved.data)} == {"meta"}
-    assert {tensor.device.type for tensor in tensors_of(plan.data)} == {"cpu"}
+    assert {tensor.device.type for tensor in all_tensors(moved)} == {"meta"}
+    assert {tensor.device.type for tensor in all_tensors(plan)} == {"cpu"}
     assert moved.nbytes == plan.nbytes
 
 
 def test_bytes_are_those_of_all_tensors(plannable):
     plan = make_plan("fused3s", "hub", reorder="communities")
-    data = plan.data
+    data = plan.data.arrays
     tensors = (data.kv_tiles, data.tile_offset, data.row_ids, data.work_items)
     assert plan.nbytes == sum(4 * tensor.numel() for tensor in tensors)
-    assert plan.nbytes == num_bytes(map_tensors(plan.data, torch.clone))
+    assert plan.nbytes == num_bytes(map_tensors(data, torch.clone))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_row_order_that_was_kept_gives_the_plan_again(plannable, dtype):
     found = make_plan("fused3s", "hub", reorder="communities")
     again = make_plan("fused3s", "hub", reorder=found.order.perm.to(dtype))
-    assert_same_record(again.data, found.data)
+    assert_same_record(again.data.arrays, found.data.arrays)
     assert again.order is None, "no order was searched for"
 
 
@@ -133,10 +112,10 @@ def test_what_is_no_order_of_the_rows_is_named(plannable, perm, error, text):
 def gpu_plan(**options) -> AttentionPlan:
     """A plan with split windows, whatever the GPU."""
     plan = plan_attention(EDGE_CASES["hub"](), backend="fused3s", device=GPU, **options)
-    data = plan.data
+    data = plan.data.arrays
     schedule = make_schedule(data.kv_tiles, data.tile_offset, data.work_items.shape[1], SplitHeuristic(2, 16, 32))
     assert schedule.num_splits > 0
-    return replace(plan, data=with_schedule(data, schedule))
+    return replace(plan, data=Fused3SPlan(with_schedule(data, schedule)))
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
 
-from baselines import REGISTRY
 from fused3s import EdgeData, PlanRoom, plan_attention, plan_many
 from fused3s.backends.reference import edge_softmax_attention
 from fused3s.formats.edge_list import EdgeList
@@ -74,7 +73,7 @@ def test_one_plan_serves_graphs_of_other_sizes(monkeypatch, heads, dim, mode):
     tensors = tensors_for(heads, dim)
     with cuda_on_cpu(MODES[mode]) as gpu, gpu_on_cpu(monkeypatch, mode):
         room = room_for(heads, dim)
-        before = [each.data_ptr() for each in tensors_of(room.plan.data)]
+        before = [each.data_ptr() for each in tensors_of(room.plan.data.arrays)]
         for number in (2, *range(len(GRAPHS)), 1, 0):
             graph = GRAPHS[number]
             forms = [graph.edge_index, padded(graph), as_csr(graph, graph.num_edges), as_csr(graph, EDGES)]
@@ -85,7 +84,7 @@ def test_one_plan_serves_graphs_of_other_sizes(monkeypatch, heads, dim, mode):
                 check(output, lse, graph, tensors, f"graph {number}")
             room.check()
             assert gpu.launched[-1].startswith("fused3s_edges" if dim == 16 else "fused3s<")
-        assert [each.data_ptr() for each in tensors_of(room.plan.data)] == before
+        assert [each.data_ptr() for each in tensors_of(room.plan.data.arrays)] == before
 
 
 @on_the_shim
@@ -120,7 +119,7 @@ def test_the_edges_of_the_last_fill_are_numbered(monkeypatch):
             assert sorted(edge[:used].tolist()) == list(range(used))
             column, row = GRAPHS[number].edge_index[:, edge[:used].long()]
             assert (row.diff() >= 0).all()
-            assert torch.equal(column.int(), room.plan.data.indices[:used])
+            assert torch.equal(column.int(), room.plan.data.arrays.indices[:used])
             assert (edge[used:] == 0).all()
 
 
@@ -241,7 +240,7 @@ def test_gpu_a_fill_does_not_wait(heads, dim):
         room.plan(*tensors).float().sum().backward()
         plans = plan_many([(edges[:, :2000], (ROWS, COLS))] * 3, dtype=HALF, head_dim=64, backward=True)
     for plan in plans:
-        REGISTRY["fused3s"].settled(plan.data)
+        plan.data.settled()
 
 
 @pytest.mark.gpu

@@ -38,8 +38,9 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
     empty_arrays = gpu_csr.allocate
     empty, take_back = torch.empty, cuda_on_cpu._GuardedTensor.take_back
 
-    def poisoned(shape, *, dtype, device):  # the shim puts guards around it
-        return empty(shape, dtype=dtype, device=device).fill_(poison(dtype))
+    def poisoned(*shape, dtype=None, device=None, **others):  # the shim puts guards around it
+        found = empty(*shape, dtype=dtype, device=device, **others)
+        return found if dtype is None or others else found.fill_(poison(dtype))  # torch's own calls: as they are
 
     def take_back_written(tensor, label, updated):
         name, member = label.split(": tensor ")
@@ -55,7 +56,7 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
 
     def address_of(tensor):
         if tensor is not None:
-            known.append((tensor.data_ptr(), tensor))
+            known.append((tensor.data_ptr(), tensor.detach()))  # not the object: its owner may forget it
         return launch.address_of(tensor)
 
     def tensor_at(address):

@@ -15,6 +15,7 @@ import torch
 from fused3s.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
 from fused3s.backends.base import InputSpec
 from fused3s.backends.fused3s_data import Fused3SData
+from fused3s.backends.fused3s_plan import Fused3SPlan
 from fused3s.backends.fused3s_shapes import TILE
 from fused3s.backends.kernel_choice import GraphSize
 from fused3s.formats.bsb import BSB
@@ -326,7 +327,7 @@ def expected_plan(
     forward: Callable[[int], ScheduleForm],
     perm: torch.Tensor | None = None,
     calls: object = None,
-) -> Fused3SData:
+) -> Fused3SPlan:
     """In place of `fused3s_planning.plan_graph`, on any device; it raises for damaged graphs, and numbers no edges."""
     offsets, indices = canonical_csr(csr_from_edges(graph) if isinstance(graph, EdgeList) else graph, device)
     (num_rows, num_cols), num_edges = graph.shape, indices.numel()
@@ -358,7 +359,7 @@ def expected_plan(
         data = replace(data, indices=indices, **row_item_arrays(offsets, rows, form.part_edges))
         if inputs.backward:
             data = replace(data, **transposed_arrays(transposed, form.part_edges))
-    return data
+    return Fused3SPlan(data)
 
 
 def plan_on_cpu(patch: pytest.MonkeyPatch, limits: GPULimits) -> None:

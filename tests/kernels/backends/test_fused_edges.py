@@ -103,8 +103,8 @@ def test_streams_that_share_a_plan_do_not_disturb_each_other(kind, heads, dim):
     if kind is not None:
         edges = moved(edge_inputs(kind, graph.nnz, heads, dim, HALF))
         bound = plan.bind_edges(edges)
-    if plan.data.row_items is not None:
-        assert plan.data.row_parts.shape[0] > 1
+    if plan.data.arrays.row_items is not None:
+        assert plan.data.arrays.row_parts.shape[0] > 1
     calls = [[torch.randn_like(each) for each in on_gpu(qkv(graph.shape, heads, dim, HALF))] for _ in range(4)]
     assert_streams_agree(lambda *tensors: [plan(*tensors, edges=bound)], calls)
 

@@ -41,7 +41,7 @@ def fused3s_data(
     """Format and schedule; the rule's choice for an H200 where no heuristic is given."""
     pattern = csr_pattern(graph)
     pattern = pattern if perm is None else permute_rows(pattern, perm)
-    data = REGISTRY["fused3s"].build(pattern, GPU, InputSpec(), perm)
+    data = REGISTRY["fused3s"].build(pattern, GPU, InputSpec(), perm).arrays
     heuristic = heuristic or SplitHeuristic.of(data.tile_offset.diff(), warps, resident_warps=1584)
     return with_schedule(data, make_schedule(data.kv_tiles, data.tile_offset, warps, heuristic))
 

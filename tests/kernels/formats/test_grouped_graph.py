@@ -90,12 +90,12 @@ def test_errors_that_the_planning_kernels_find_name_the_callers_entry(monkeypatc
         for message, graph in damaged.items():
             with pytest.raises(ValueError, match=message):
                 plan_graph(graph, CPU, inputs, forward)
-        plans = [plan_graph(grouped_edges(graph, 4), CPU, inputs, forward) for graph in right.values()]
+        plans = [plan_graph(grouped_edges(graph, 4), CPU, inputs, forward).arrays for graph in right.values()]
         assert plans[0].num_rows == 24
         assert_equal_plans(*plans, "lists and their CSR")
         padded = lists.clone()
         padded[1] = -1
         plan_graph(KeyLists(padded).edges(9), CPU, inputs, forward)  # raises for no entry
-        made = queue_plan(KeyLists(padded).edges(9), CPU, inputs, forward)
-    assert made.plan.csr.offsets[0].tolist() == [0, 2, 2, 4, 6, 8, 10]
-    assert made.plan.csr.indices.tolist() == [*lists[[0, 2, 3, 4, 5]].sort().values.flatten().tolist(), 0, 0]
+        memory, _ = queue_plan(KeyLists(padded).edges(9), CPU, inputs, forward)
+    assert memory.csr.offsets[0].tolist() == [0, 2, 2, 4, 6, 8, 10]
+    assert memory.csr.indices.tolist() == [*lists[[0, 2, 3, 4, 5]].sort().values.flatten().tolist(), 0, 0]

@@ -12,6 +12,7 @@ from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
 from dense.block_training import TrainingPacking
 from fused3s import AttentionPlan, plan_attention
+from fused3s.backends.fused3s_plan import Fused3SPlan
 from fused3s.runtime import debug, launch
 from fused3s.runtime.cuda_graph import capture
 from fused3s.runtime.jit import Kernel, KernelSizes
@@ -154,10 +155,10 @@ def hops(device: str) -> tuple[AttentionPlan, list[torch.Tensor]]:
         head_dim=64,
         num_heads=2,
     )
-    data = plan.data
+    data = plan.data.arrays
     schedule = make_schedule(data.kv_tiles, data.tile_offset, data.work_items.shape[1], SplitHeuristic(4, 16, 32))
     assert schedule.windows == (0, 0, NODES // 16)
-    plan = replace(plan, data=with_schedule(data, schedule))
+    plan = replace(plan, data=Fused3SPlan(with_schedule(data, schedule)))
     q, v = (torch.from_numpy(rng.standard_normal((NODES, 2, 64))).to(device, torch.float16) for _ in range(2))
     q = torch.where(q < 0, -1.0, 1.0).half()
     return plan, [q, q.roll(HOP, 0), v]
