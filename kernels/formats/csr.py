@@ -3,13 +3,13 @@
 For a DGLGraph the rows are the destination nodes: node v attends to node u for every edge u -> v (its in-edges).
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..dgl import import_dgl
 from .edge_list import EdgeList, check_ids, edges_from_torch
 
 MAX_DIM = 2**31 - 1  # row and column ids are stored as int32
@@ -108,6 +108,11 @@ def csr_from_dgl(graph: Any, edge_ids: bool = False) -> CSRPattern:
     return CSRPattern(indptr, indices, (graph.num_dst_nodes(), graph.num_src_nodes()), ids)
 
 
+def is_dgl_graph(graph: Any) -> bool:
+    """Whether `graph` is a DGLGraph. Does not import DGL: the caller of a DGLGraph has."""
+    return isinstance(graph, getattr(sys.modules.get("dgl"), "DGLGraph", ()))
+
+
 def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
     """CSR pattern of a DGLGraph, a SciPy or torch sparse matrix, or an edge list; a pattern is returned as it is.
 
@@ -126,7 +131,7 @@ def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
     package = type(graph).__module__.split(".", maxsplit=1)[0]
     if package == "scipy" and hasattr(graph, "tocsr"):
         return csr_from_scipy(graph, edge_ids)
-    if package == "dgl" and isinstance(graph, import_dgl().DGLGraph):
+    if is_dgl_graph(graph):
         return csr_from_dgl(graph, edge_ids)
     raise TypeError(
         f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are dgl.DGLGraph, a scipy.sparse "

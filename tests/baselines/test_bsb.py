@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import baselines.bsb_build
 from baselines.bsb import BSB
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
 
 
 @st.composite

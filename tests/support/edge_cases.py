@@ -10,8 +10,8 @@ import scipy.sparse as sp
 import torch
 from tolerance import FLOOR
 
+from data.dgl import import_dgl
 from fused3s import BoundEdges, EdgeData
-from fused3s.dgl import import_dgl
 from fused3s.edge_data import bind
 from fused3s.formats.edge_order import EdgeOrder
 

@@ -11,10 +11,10 @@ from edge_cases import EDGE_LISTS, FORMS, EdgeList
 from gpu_plan_on_cpu import gpu_on_cpu
 
 from baselines import REGISTRY
+from data.dgl import import_dgl
 from fused3s.backends import fused3s
 from fused3s.backends.base import InputSpec
 from fused3s.backends.fused3s_planning import plan_graph
-from fused3s.dgl import import_dgl
 from fused3s.formats import edge_list
 from fused3s.formats.csr import CSRPattern, csr_from_scipy, csr_pattern
 from fused3s.formats.edge_order import edge_order
