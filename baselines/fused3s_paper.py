@@ -7,7 +7,7 @@ import torch
 
 from fused3s.backends.base import Call, InputSpec
 from fused3s.backends.cuda import LOG2E, TensorCoreBackend, check_out_dtype, checked_inputs
-from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 from fused3s.runtime.semaphores import semaphores

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..fragments import WARP_SIZE
+from ..runtime.device import WARP_SIZE
 from ..runtime.jit import KernelInstance, compile_ahead, get_kernel
 from ..runtime.launch import Launch, address_of, launch_all, next_waits
 from ..runtime.params import elements
