@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from data.dgl import dgl_has_cuda, import_dgl
 from fused3s.backends.base import Backend, Call, InputSpec, dropout_factors
-from fused3s.dgl import dgl_has_cuda, import_dgl
 from fused3s.edge_data import BoundEdges, transform_scores
-from fused3s.formats.bsb import BSB
+from fused3s.formats.edges import canonical_csr
 from fused3s.once_differentiable import once_differentiable
 
 
@@ -29,13 +29,12 @@ class DGLBackend(Backend):
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Any:
         dgl = import_dgl()
-        bsb = graph if isinstance(graph, BSB) else BSB.from_graph(graph)
-        indptr, indices = bsb.to_csr()
+        indptr, indices = canonical_csr(graph, torch.device("cpu"))
         # DGL's float32 sums over edge tensors on the CPU need edge ids.
-        edge_ids = torch.arange(bsb.nnz, device=indices.device)
+        edge_ids = torch.arange(indices.numel())
         # Keys are source nodes, queries destination nodes; the matrix may be rectangular.
         csc = (indptr, indices.long(), edge_ids)
-        return dgl.create_block(("csc", csc), num_src_nodes=bsb.shape[1], num_dst_nodes=bsb.shape[0]).to(device)
+        return dgl.create_block(("csc", csc), num_src_nodes=graph.shape[1], num_dst_nodes=graph.shape[0]).to(device)
 
     def attend(self, data: Any, call: Call) -> torch.Tensor:
         import_dgl()

@@ -29,10 +29,11 @@ import torch
 
 from fused3s.backends.base import Call, InputSpec
 from fused3s.backends.cuda import LOG2E, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
-from fused3s.formats.bsb import BSB
-from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
+
+from .bsb import BSB
 
 TILE = (8, 16)
 TCBS_PER_PART = 32

@@ -7,11 +7,12 @@ import torch
 
 from fused3s.backends.base import Call, InputSpec
 from fused3s.backends.cuda import LOG2E, TensorCoreBackend, check_out_dtype, checked_inputs
-from fused3s.formats.bsb import BSB, PAPER_TILE
-from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 from fused3s.runtime.semaphores import semaphores
+
+from .bsb import BSB
 
 # Edge-parallel blocks: no fewer TCBs each, so that few windows are split; no more blocks, each with two partials. The
 # fastest of nine pairs (kernels/NOTES.md): 132 SMs take MOST_BLOCKS in two rounds, at d > 128 in three.
@@ -86,9 +87,7 @@ class Fused3SPaperBackend(TensorCoreBackend):
     summary = "the paper's fused tensor-core kernel; NVIDIA GPU of compute capability 8.0 or higher, fp16 and bf16"
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> BSB:
-        bsb = graph.to(device) if isinstance(graph, BSB) else BSB.from_graph(graph, device=device)
-        if bsb.tile != PAPER_TILE:
-            raise ValueError(f"graph: a BSB with tile {bsb.tile}; backend {self.name} needs tile {PAPER_TILE}")
+        bsb = BSB.from_graph(graph, device=device)
         if inputs.dtype is not None and inputs.head_dim is not None:
             out_dtype = inputs.out_dtype or inputs.dtype
             check_out_dtype(out_dtype, inputs.dtype)

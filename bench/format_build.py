@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 import fused3s
+from baselines.bsb import BSB, PAPER_TILE, array_module
+from baselines.bsb_build import sort_row_windows
 from bench.records import NONE, Row
 from bench.runner import Case, Context
 from bench.timers import Spread
 from configs.bench import BenchConfig
 from fused3s.backends.fused3s_shapes import TILE
-from fused3s.formats.bsb import BSB, PAPER_TILE
-from fused3s.formats.bsb_build import sort_row_windows
-from fused3s.formats.csr import CSRPattern, array_module
+from fused3s.formats.csr import CSRPattern
 
 # (backend, variant): the function that is timed, from a graph on the device.
 BUILDS: dict[tuple[str, str], Callable[[CSRPattern], Callable[[], Any]]] = {

@@ -23,6 +23,7 @@ import torch
 
 import fused3s
 from baselines import REGISTRY
+from baselines.bsb import BSB
 from baselines.flex_attention import graph_block_mask
 from baselines.fused3s_paper import launch, paper_instance
 from bench.checks import checked_columns, float64_attention, largest_row_error
@@ -277,7 +278,7 @@ def plan(
     """
     out_dtype = getattr(torch, case.out_dtype)
     if case.variant != "none":
-        bsb = fused3s.BSB.from_graph(pattern, device=device)
+        bsb = BSB.from_graph(pattern, device=device)
         instance = paper_instance(case.torch_dtype, out_dtype, case.dim, **SWITCHES[case.variant])
         get_kernel(instance, device.index)
         return lambda q, k, v: launch(instance, bsb, q, k, v, scale), None

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench import fragments
 from bench.records import Row
 from bench.runner import Case, Context
 from bench.timers import time_kernel
 from configs.bench import BenchConfig
-from fused3s import fragments
-from fused3s.fragments import WARP_SIZE
+from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 

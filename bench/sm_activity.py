@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from baselines.bsb import BSB
 from baselines.fused3s_paper import launch, paper_instance
 from bench import kernels as kernel_bench
 from bench.checks import checked_columns, largest_row_error
@@ -16,7 +17,6 @@ from bench.records import NONE, Row
 from bench.runner import Case, Context
 from bench.timers import Spread
 from configs.bench import SWITCHES, BenchConfig
-from fused3s import BSB
 
 ActiveCycles = dict[int, int]  # by SM
 

@@ -14,8 +14,7 @@ Padding of blocks, index arrays and columns gathered twice are left out: they be
 
 import torch
 
-import fused3s
-from fused3s.formats.bsb import PAPER_TILE
+from baselines.bsb import BSB, PAPER_TILE
 from fused3s.formats.csr import CSRPattern
 from fused3s.formats.edges import rows_of_edges
 
@@ -24,7 +23,7 @@ def gathered_columns(pattern: CSRPattern, group: int = 1) -> int:
     """Number of distinct columns of each row window, summed over the windows; a row is `group` rows of a window."""
     if group > 1:
         pattern = _each_row_repeated(pattern, group)
-    bsb = fused3s.BSB.from_graph(pattern, PAPER_TILE)
+    bsb = BSB.from_graph(pattern, PAPER_TILE)
     slots = bsb.tcb_row_offset.diff().long() * PAPER_TILE[1]
     starts_window = torch.zeros(bsb.col_sparse_to_dense.numel() + 1, dtype=torch.bool, device=bsb.device)
     starts_window[torch.cumsum(slots, 0) - slots] = True  # of an empty window: start of the next one, or the end

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from data.dgl import import_dgl
+
 if TYPE_CHECKING:
     import dgl
     import torch
@@ -192,8 +194,6 @@ class CsrTensors:
     def graph(self) -> "dgl.DGLGraph":
         """The DGLGraph, made on first use. It shares the tensors and has DGL's "csc" format only, since a row of A is a
         query, the destination of DGL's edge; DGL derives other formats on demand."""
-        from fused3s.dgl import import_dgl  # on use: the package imports torch
-
         no_edge_ids = self.columns.new_empty(0)  # edges keep their order
         arrays = (self.row_pointers, self.columns, no_edge_ids)
         graph = import_dgl().graph(("csc", arrays), num_nodes=len(self.row_pointers) - 1)

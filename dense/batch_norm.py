@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fused3s.fragments import WARP_SIZE
-from fused3s.runtime.device import gpu_limits
+from fused3s.runtime.device import WARP_SIZE, gpu_limits
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 from fused3s.runtime.semaphores import semaphores

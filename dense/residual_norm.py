@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fused3s.fragments import WARP_SIZE
-from fused3s.runtime.device import gpu_limits
+from fused3s.runtime.device import WARP_SIZE, gpu_limits
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 

@@ -1,4 +1,4 @@
-"""Sparse attention on tensor cores: the BSB format, the fused kernels and their backends.
+"""Sparse attention on tensor cores: plans of graphs, the fused kernels and their backends.
 
     from fused3s import plan_attention, sparse_attention
     out = sparse_attention(q, k, v, graph)         # any graph; the fastest backend that can run
@@ -21,14 +21,12 @@ from .captured_step import capture_step, copy_padded_
 from .dropout import Dropout
 from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
-from .formats.bsb import BSB
 from .formats.key_lists import KeyLists
 from .plan_room import PlanRoom, plan_many
 from .score_term import ScoreTerm
 from .side_by_side import split_qkv
 
 __all__ = [
-    "BSB",
     "AttentionPlan",
     "BackendInfo",
     "BackendUnavailableError",

@@ -31,7 +31,7 @@ from .arguments import (
 )
 from .autocast import input_type
 from .backends import AUTO, REGISTRY
-from .backends.base import Backend, InputSpec, csr_of
+from .backends.base import Backend, InputSpec
 from .call_shapes import HeadGroups, head_counts
 from .dropout import Dropout
 from .edge_data import EdgeData
@@ -96,7 +96,6 @@ def plan_attention(
             torch.sparse        a 2-D CSR, CSC or COO tensor, coalesced or not, and
             scipy.sparse        a matrix or array, whose rows are the queries
             a DGLGraph          in-edges: destination nodes are the queries
-            a BSB
             KeyLists            [num_rows, k], the keys of each query, -1 for none; or lists for each KV head
         shape: (num_rows, num_cols), queries and keys; only for an edge_index, (indptr, indices) and KeyLists.
         check: True: wait for a graph on a GPU and raise errors in its ids now. False: `fused3s` raises them at a later
@@ -170,7 +169,7 @@ def plan_attention(
     if method != "none":
         if isinstance(pattern, EdgeList):
             pattern = _sorted_edges(pattern, device, edge_data)
-        order, perm = _row_order(csr_of(pattern), method, perm)
+        order, perm = _row_order(pattern, method, perm)
     if size > 1:
         pattern = grouped_edges(pattern, size)
         if perm is not None:
@@ -181,7 +180,7 @@ def plan_attention(
         elif not pattern.edge_index.is_cuda:
             check_graph(pattern, device)
     if perm is not None:
-        pattern = permute_rows(csr_of(pattern), perm)
+        pattern = permute_rows(pattern, perm)
     data = chosen.build(pattern, device, inputs, perm)  # before the edge order: it names what is wrong with a graph
     if device.type == "cuda" and (check or (check is None and _is_checked(num_edges))):
         data = chosen.settled(data)
@@ -204,8 +203,7 @@ def sparse_attention(
 ) -> torch.Tensor:
     """softmax(scale * q k^T masked by graph) v, optionally with edge data (`EdgeData`); differentiable.
 
-    The sparse format is rebuilt at each call, unless `graph` is a BSB on the inputs' device and the backend reads BSB;
-    use `plan_attention` to build it once.
+    The sparse format is rebuilt at each call; use `plan_attention` to build it once.
 
     Args:
         q: [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d]; float16, bfloat16, float32 or float64.

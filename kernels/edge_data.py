@@ -48,8 +48,8 @@ class EdgeData:
         O_i  = sum_j softmax_j(s_ij) v_ij
 
     Tensors of edges are in the graph's edge order: edge ids of a DGLGraph; columns of an edge_index; stored entries of
-    torch.sparse tensors, (indptr, indices) and SciPy CSR; `tocoo()` for any other SciPy format; `to_csr` for a BSB. E
-    counts repeated edges, each with its own data.
+    torch.sparse tensors, (indptr, indices) and SciPy CSR; `tocoo()` for any other SciPy format. E counts
+    repeated edges, each with its own data.
 
     Attributes:
         bias: [E] or [E, H], q's type, added to the scaled score. -inf gives weight 0, unless there is a clamp.

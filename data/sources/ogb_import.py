@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from data.dgl import import_dgl, ogb_offline
 from data.errors import DatasetMissingError
 
 
@@ -12,8 +13,6 @@ def import_ogb(module: str) -> Any:
     Raises:
         DatasetMissingError: ogb, or a package that it needs, is not installed.
     """
-    from fused3s.dgl import import_dgl, ogb_offline  # on use: the package imports torch
-
     try:
         import_dgl()  # ogb imports DGL, which may need preparation first
         with ogb_offline():

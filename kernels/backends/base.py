@@ -8,7 +8,6 @@ import torch
 
 from ..dropout import Dropout, kept_edges
 from ..edge_data import BoundEdges
-from ..formats.csr import CSRPattern
 from ..tensor_record import map_tensors
 
 
@@ -159,7 +158,7 @@ class Backend(ABC):
         """Build the sparse format of `graph` on `device`; compile the kernels if `inputs` determines their instance.
 
         Args:
-            graph: a BSB or a `CSRPattern`; with `takes_edge_lists` also an `EdgeList`.
+            graph: a `CSRPattern`; with `takes_edge_lists` also an `EdgeList`.
             perm: [num_rows] int32 on the CPU, for backends with `reorders`: row i of `graph` is row perm[i] of q and
                 of the output.
 
@@ -223,11 +222,6 @@ class Backend(ABC):
             grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
         """
         raise NotImplementedError(f"backend {self.name} has no backward pass")
-
-
-def csr_of(graph: Any) -> CSRPattern:
-    """The CSR pattern of a BSB; a pattern is returned as it is."""
-    return graph if isinstance(graph, CSRPattern) else CSRPattern(*graph.to_csr(), graph.shape)
 
 
 def dropout_factors(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

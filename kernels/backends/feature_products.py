@@ -13,8 +13,7 @@ from functools import lru_cache
 import torch
 
 from ..edge_data import BoundEdges
-from ..fragments import WARP_SIZE
-from ..runtime.device import gpu_limits
+from ..runtime.device import WARP_SIZE, gpu_limits
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores

@@ -8,8 +8,7 @@ import torch
 
 from ..edge_data import BoundEdges
 from ..formats.schedule import ScheduleForm
-from ..fragments import WARP_SIZE
-from ..runtime.device import GPULimits, gpu_limits
+from ..runtime.device import WARP_SIZE, GPULimits, gpu_limits
 from ..runtime.jit import (
     ELEMENTS,
     Element,

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 from ..edge_data import BoundEdges
-from ..fragments import WARP_SIZE
-from ..runtime.device import GPULimits, gpu_limits
+from ..runtime.device import WARP_SIZE, GPULimits, gpu_limits
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
 from ..runtime.semaphores import semaphores

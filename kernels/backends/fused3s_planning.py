@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from ..formats.bsb import BSB
 from ..formats.csr import CSRPattern, as_tensor
 from ..formats.edge_list import EdgeList
 from ..formats.gpu_csr import MOST_EDGES, MOST_IDS, MOST_ROWS, EdgeSource
@@ -32,7 +31,7 @@ from .fused3s_plan import Fused3SPlan, check_numbers, compacted
 from .fused3s_shapes import COMMON_DIM, EXPRESSION, TILE, VALUE_FEATURES
 from .kernel_choice import GraphSize, takes_edges
 
-Graph = BSB | CSRPattern | EdgeList
+Graph = CSRPattern | EdgeList
 ForwardSchedule = Callable[[int], ScheduleForm]  # argument: upper bound of the KV tiles (`most_tiles_of`)
 CallInstances = Callable[[Fused3SData], list[KernelInstance]]  # kernels of the calls of a plan
 
@@ -150,8 +149,7 @@ def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSo
         edge_index = edge_index if edge_index.stride(1) == 1 else edge_index.contiguous()
         source = EdgeSource(edge_index, has_padding=graph.has_padding)
     else:
-        arrays = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
-        offsets, indices = (as_tensor(each).to(device) for each in arrays)
+        offsets, indices = (as_tensor(each).to(device) for each in (graph.indptr, graph.indices))
         _check_csr_arrays(offsets, indices, num_rows)
         source = EdgeSource(indices.contiguous(), offsets.long().contiguous())
     check_size(graph.shape, source.num_edges, transposes)
@@ -184,6 +182,4 @@ def _check_csr_arrays(offsets: torch.Tensor, indices: torch.Tensor, num_rows: in
 
 
 def _is_on_cpu(graph: Graph) -> bool:
-    if isinstance(graph, BSB):
-        return graph.device.type == "cpu"
     return not as_tensor(graph.edge_index if isinstance(graph, EdgeList) else graph.indices).is_cuda

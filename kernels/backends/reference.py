@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ..edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
-from ..formats.bsb import BSB
+from ..formats.edges import canonical_csr, rows_of_edges
 from .base import Backend, Call, InputSpec, dropout_factors
 
 ELEMENTS_PER_CHUNK = 1 << 25  # gathered elements of K or V per chunk: 256 MiB in float64
@@ -33,11 +33,8 @@ class ReferenceBackend(Backend):
         return None
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Edges:
-        # Always through BSB, which sorts and checks the indices.
-        bsb = graph if isinstance(graph, BSB) else BSB.from_graph(graph)
-        indptr, col = (array.to(device) for array in bsb.to_csr())
-        row = torch.repeat_interleave(torch.arange(bsb.shape[0], device=device), indptr.diff())
-        return Edges(row, col.long())
+        indptr, col = canonical_csr(graph, device)
+        return Edges(rows_of_edges(indptr), col.long())
 
     def attend(self, data: Edges, call: Call) -> torch.Tensor:
         query, key, value, scale, out_dtype, lse, edges = call

@@ -1,1 +1,1 @@
-"""Sparse formats of A: CSR in, BSB and its schedule out, rows in any order."""
+"""Sparse formats of A: CSR in, plans out, rows in any order."""

@@ -3,14 +3,13 @@
 For a DGLGraph the rows are the destination nodes: node v attends to node u for every edge u -> v (its in-edges).
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..dgl import import_dgl
-from ..runtime.kernel_cache import import_cupy
 from .edge_list import EdgeList, check_ids, edges_from_torch
 
 MAX_DIM = 2**31 - 1  # row and column ids are stored as int32
@@ -109,6 +108,11 @@ def csr_from_dgl(graph: Any, edge_ids: bool = False) -> CSRPattern:
     return CSRPattern(indptr, indices, (graph.num_dst_nodes(), graph.num_src_nodes()), ids)
 
 
+def is_dgl_graph(graph: Any) -> bool:
+    """Whether `graph` is a DGLGraph. Does not import DGL: the caller of a DGLGraph has."""
+    return isinstance(graph, getattr(sys.modules.get("dgl"), "DGLGraph", ()))
+
+
 def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
     """CSR pattern of a DGLGraph, a SciPy or torch sparse matrix, or an edge list; a pattern is returned as it is.
 
@@ -127,63 +131,45 @@ def csr_pattern(graph: Any, edge_ids: bool = False) -> CSRPattern:
     package = type(graph).__module__.split(".", maxsplit=1)[0]
     if package == "scipy" and hasattr(graph, "tocsr"):
         return csr_from_scipy(graph, edge_ids)
-    if package == "dgl" and isinstance(graph, import_dgl().DGLGraph):
+    if is_dgl_graph(graph):
         return csr_from_dgl(graph, edge_ids)
     raise TypeError(
-        f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are fused3s.BSB, dgl.DGLGraph, a "
-        "scipy.sparse matrix, a torch.sparse CSR, CSC or COO tensor, and in plan_attention, with shape=, an edge_index "
+        f"graph: got {type(graph).__module__}.{type(graph).__qualname__}; allowed are dgl.DGLGraph, a scipy.sparse "
+        "matrix, a torch.sparse CSR, CSC or COO tensor, and in plan_attention, with shape=, an edge_index "
         "[2, E] and (indptr, indices)"
     )
 
 
-def check_csr(xp: Any, indptr: Any, indices: Any, num_cols: int) -> None:
-    """Raise a ValueError that names the first thing wrong with a CSR pattern held in `xp` (numpy or cupy) arrays."""
-    if indptr.ndim != 1 or indptr.size < 1:
-        raise ValueError(f"indptr: got shape {indptr.shape}; [num_rows + 1] with at least one entry is needed")
-    if indices.ndim != 1:
-        raise ValueError(f"indices: got shape {indices.shape}; [nnz] is needed")
-    num_rows = indptr.size - 1
-    for what, size in (("num_rows", num_rows), ("num_cols", num_cols)):
+def check_csr(indptr: torch.Tensor, indices: torch.Tensor, num_cols: int) -> None:
+    """Raise a TypeError or ValueError that names the first thing wrong with a CSR pattern. Waits for a GPU."""
+    for each in (indptr, indices):
+        if each.dtype not in (torch.int32, torch.int64) and each.numel():
+            raise TypeError(f"indptr and indices: got {each.dtype}; torch.int32 and torch.int64 are allowed")
+    if indptr.device != indices.device:
+        raise ValueError("indptr and indices: one is on the CPU and one on a GPU; put both on one device")
+    if indptr.dim() != 1 or not indptr.numel():
+        raise ValueError(f"indptr: got shape {tuple(indptr.shape)}; [num_rows + 1] with at least one entry is needed")
+    if indices.dim() != 1:
+        raise ValueError(f"indices: got shape {tuple(indices.shape)}; [nnz] is needed")
+    for what, size in (("num_rows", len(indptr) - 1), ("num_cols", num_cols)):
         if not 0 <= size <= MAX_DIM:
             raise ValueError(f"{what}: got {size}; 0 to {MAX_DIM} is allowed")
     first, last = int(indptr[0]), int(indptr[-1])
     if first != 0:
         raise ValueError(f"indptr: starts with {first}; it must start with 0")
-    if last != indices.size:
-        raise ValueError(f"indptr: ends with {last}, but indices has {indices.size} entries; they must agree")
-    decreasing = xp.flatnonzero(indptr[1:] < indptr[:-1])
-    if decreasing.size:
+    if last != len(indices):
+        raise ValueError(f"indptr: ends with {last}, but indices has {len(indices)} entries; they must agree")
+    decreasing = torch.nonzero(indptr[1:] < indptr[:-1])
+    if decreasing.numel():
         row = int(decreasing[0])
         raise ValueError(f"indptr: decreases at row {row} ({int(indptr[row])} to {int(indptr[row + 1])})")
-    if indices.size:
-        low, high = int(indices.min()), int(indices.max())
+    if indices.numel():
+        low, high = (int(each) for each in indices.aminmax())
         if low < 0 or high >= num_cols:
             bad = low if low < 0 else high
-            position = int(xp.flatnonzero(indices == bad)[0])
-            row = int(xp.searchsorted(indptr, xp.asarray(position), side="right")) - 1
+            position = torch.nonzero(indices == bad)[0].to(indptr.dtype)
+            row = int(torch.searchsorted(indptr, position, right=True)) - 1
             raise ValueError(f"indices: row {row} holds column {bad}; allowed are 0 to {num_cols - 1}")
-
-
-def array_module(*arrays: Any) -> tuple[Any, list[Any]]:
-    """View NumPy, CuPy or torch integer arrays of one device as NumPy (CPU) or CuPy (GPU) arrays, without a copy.
-
-    Returns:
-        (xp, arrays): the module `numpy` or `cupy`, and its arrays.
-    """
-    views = []
-    for array in arrays:
-        if isinstance(array, torch.Tensor):
-            array = array.detach()
-            array = array.numpy() if array.device.type == "cpu" else import_cupy().from_dlpack(array.contiguous())
-        elif not hasattr(array, "__cuda_array_interface__"):
-            array = np.asarray(array)
-        if array.dtype.kind not in "iu" and array.size:
-            raise TypeError(f"indptr and indices: got dtype {array.dtype}; int32 and int64 are allowed")
-        views.append(array)
-    on_gpu = [hasattr(view, "__cuda_array_interface__") for view in views]
-    if any(on_gpu) != all(on_gpu):
-        raise ValueError("indptr and indices: one is on the CPU and one on a GPU; put both on one device")
-    return (import_cupy() if on_gpu[0] else np), views
 
 
 def as_tensor(array: Any) -> torch.Tensor:

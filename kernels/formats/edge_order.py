@@ -1,20 +1,19 @@
 """Edge order: maps the edges of a format to the caller's edges.
 
 The caller's order depends on the graph: edge ids of a DGLGraph, columns of an edge_index, stored order of torch.sparse
-tensors and SciPy CSR, entries of `tocoo()` for any other SciPy format, `to_csr` of a BSB.
+tensors and SciPy CSR, entries of `tocoo()` for any other SciPy format.
 
-CSR order is the order of `BSB.to_csr`: in each row first copies by ascending column, then second copies, and so on.
-Copies of an edge keep the caller's order.
+In CSR order each row has first copies by ascending column, then second copies, and so on. Copies of an edge keep the
+caller's order.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from .bsb import BSB
 from .csr import CSRPattern, as_tensor
 from .edge_list import EdgeList
-from .edges import is_distinct, rows_of_edges
+from .edges import csr_order, is_distinct, rows_of_edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +33,7 @@ class EdgeOrder:
 
 
 def edge_order(
-    graph: BSB | CSRPattern | EdgeList,
+    graph: CSRPattern | EdgeList,
     device: torch.device,
     sorted_edges: torch.Tensor | None = None,
 ) -> EdgeOrder:
@@ -55,28 +54,14 @@ def edge_order(
         return EdgeOrder(sorted_edges if edge_ids is None else edge_ids[sorted_edges])
     if isinstance(graph, EdgeList):
         col, row = graph.edge_index.to(device).long()
-        return EdgeOrder(_csr_order(row, col, graph.shape[1]))
-    indptr, col = graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices)
-    indptr, col = as_tensor(indptr).to(device).long(), as_tensor(col).to(device).long()
-    if isinstance(graph, BSB) or is_distinct(indptr, col, graph.shape):
+        return EdgeOrder(csr_order(row, col, graph.shape[1]))
+    indptr, col = (as_tensor(each).to(device).long() for each in (graph.indptr, graph.indices))
+    if is_distinct(indptr, col, graph.shape):
         return EdgeOrder(torch.arange(len(col), device=device) if edge_ids is None else edge_ids.clone())
     row = rows_of_edges(indptr, col.numel())
     if edge_ids is not None:  # orders copies as the caller does, not as stored
         row, col = (torch.empty_like(each).scatter_(0, edge_ids, each) for each in (row, col))
-    return EdgeOrder(_csr_order(row, col, graph.shape[1]))
-
-
-def _csr_order(row: torch.Tensor, col: torch.Tensor, num_cols: int) -> torch.Tensor:
-    """[E] int64: the permutation that sorts the edges (row, col), [E] int64 each, into CSR order. No wait for a GPU."""
-    key, edge = torch.sort(row * num_cols + col, stable=True)  # below 2^62: both dimensions are below 2^31
-    starts_run = torch.ones(len(key), dtype=torch.bool, device=key.device)
-    starts_run[1:] = key[1:] != key[:-1]
-    if not key.is_cuda and bool(starts_run.all()):
-        return edge
-    place = torch.arange(len(key), device=key.device)
-    copy = place - torch.where(starts_run, place, 0).cummax(0).values
-    by_copy = torch.sort(key // max(num_cols, 1) * len(key) + copy, stable=True).indices
-    return edge[by_copy]
+    return EdgeOrder(csr_order(row, col, graph.shape[1]))
 
 
 def check_edge_ids(edge_ids: torch.Tensor, num_edges: int) -> None:

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from .bsb import BSB
-from .csr import CSRPattern, as_tensor
+from .csr import as_tensor, check_csr, csr_pattern
 
 
 def canonical_csr(graph: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -14,14 +13,13 @@ def canonical_csr(graph: Any, device: torch.device) -> tuple[torch.Tensor, torch
     Edges are in CSR order (`formats.edge_order`): in each row first copies by ascending column, then second copies, and
     so on.
     """
-    if isinstance(graph, CSRPattern):
-        indptr, indices = (as_tensor(array).to(device) for array in (graph.indptr, graph.indices))
-        if is_distinct(indptr, indices, graph.shape):
-            return indptr.to(torch.int64, copy=True), indices.to(torch.int32, copy=True)
-    # BSB sorts and checks. The way back to CSR takes over 100 bytes per edge.
-    bsb = graph.to(device) if isinstance(graph, BSB) else BSB.from_graph(graph, device=device)
-    indptr, indices = bsb.to_csr()
-    return indptr, indices.contiguous()
+    pattern = csr_pattern(graph)
+    indptr, indices = (as_tensor(array).to(device) for array in (pattern.indptr, pattern.indices))
+    if not is_distinct(indptr, indices, pattern.shape):
+        check_csr(indptr, indices, pattern.shape[1])
+        row = rows_of_edges(indptr, indices.numel())
+        indices = indices[csr_order(row, indices.long(), pattern.shape[1])]
+    return indptr.to(torch.int64, copy=True), indices.to(torch.int32, copy=True)
 
 
 def is_distinct(indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]) -> bool:
@@ -45,3 +43,16 @@ def rows_of_edges(indptr: torch.Tensor, num_edges: int | None = None) -> torch.T
     """[nnz] int64: the row of each edge of a CSR pattern. Waits for a GPU unless `num_edges` is given."""
     rows = torch.arange(indptr.numel() - 1, device=indptr.device)
     return torch.repeat_interleave(rows, indptr.diff(), output_size=num_edges)
+
+
+def csr_order(row: torch.Tensor, col: torch.Tensor, num_cols: int) -> torch.Tensor:
+    """[E] int64: the permutation that sorts the edges (row, col), [E] int64 each, into CSR order. No wait for a GPU."""
+    key, edge = torch.sort(row * num_cols + col, stable=True)  # below 2^62: both dimensions are below 2^31
+    starts_run = torch.ones(len(key), dtype=torch.bool, device=key.device)
+    starts_run[1:] = key[1:] != key[:-1]
+    if not key.is_cuda and bool(starts_run.all()):
+        return edge
+    place = torch.arange(len(key), device=key.device)
+    copy = place - torch.where(starts_run, place, 0).cummax(0).values
+    by_copy = torch.sort(key // max(num_cols, 1) * len(key) + copy, stable=True).indices
+    return edge[by_copy]

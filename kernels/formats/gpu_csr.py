@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import torch
 
-from ..fragments import WARP_SIZE
+from ..runtime.device import WARP_SIZE
 from ..runtime.jit import KernelInstance, get_kernel
 from ..runtime.launch import Launch, address_of
 from ..runtime.semaphores import is_capturing

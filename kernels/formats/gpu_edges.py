@@ -1,6 +1,6 @@
 """Slots of the edges in the KV tiles, by cuda/plan_edges.cu."""
 
-from ..fragments import WARP_SIZE
+from ..runtime.device import WARP_SIZE
 from ..runtime.jit import KernelInstance, get_kernel
 from ..runtime.launch import Launch
 from .gpu_csr import WINDOW_ROWS, blocks_of

@@ -21,7 +21,7 @@ import torch
 
 from ..backends.fused3s_data import Fused3SData
 from ..backends.kernel_choice import GraphSize
-from ..fragments import WARP_SIZE
+from ..runtime.device import WARP_SIZE
 from ..runtime.jit import KernelInstance, compile_ahead, get_kernel
 from ..runtime.launch import Launch, address_of, launch_all, next_waits
 from ..runtime.params import elements

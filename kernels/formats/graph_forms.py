@@ -6,12 +6,11 @@ from typing import Any
 import torch
 
 from ..arguments import check_dense
-from .bsb import BSB
 from .csr import MAX_DIM, SPARSE_LAYOUTS, CSRPattern, csr_pattern
 from .edge_list import EdgeList, edges_from_torch
 from .key_lists import KeyLists
 
-Graph = BSB | CSRPattern | EdgeList
+Graph = CSRPattern | EdgeList
 
 
 def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> Graph:
@@ -35,7 +34,7 @@ def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> G
         return _from_edge_index(graph, shape)
     if isinstance(graph, KeyLists):
         return _from_lists(graph, shape)
-    if isinstance(graph, (BSB, CSRPattern, EdgeList)):
+    if isinstance(graph, (CSRPattern, EdgeList)):
         found = graph
     elif _is_coo_or_csc(graph):
         found = edges_from_torch(graph)
@@ -48,8 +47,6 @@ def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> G
 
 def count_edges(graph: Graph) -> int:
     """Number of edges, from the sizes of the arrays."""
-    if isinstance(graph, BSB):
-        return graph.nnz
     return graph.num_edges if isinstance(graph, EdgeList) else math.prod(graph.indices.shape)
 
 

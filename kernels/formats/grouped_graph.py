@@ -6,18 +6,16 @@ Row i * G + g has the edges of query i, for member g of each group of G query he
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from .bsb import BSB
-from .csr import MAX_DIM, CSRPattern, array_module, as_tensor, check_csr
+from .csr import MAX_DIM, CSRPattern, as_tensor, check_csr
 from .edge_list import EdgeList, check_ids
 from .edge_order import check_edge_ids
 from .edges import canonical_csr
 from .key_lists import KeyLists
 
 
-def grouped_edges(graph: BSB | CSRPattern | EdgeList, size: int) -> EdgeList:
+def grouped_edges(graph: CSRPattern | EdgeList, size: int) -> EdgeList:
     """The edges of A kron ones(size, 1): edge e * size + g is edge e of the caller for member g.
 
     A graph on the CPU is checked; errors in one on a GPU leave ids out of range in the result.
@@ -67,23 +65,21 @@ def check_graph(graph: Any, device: torch.device) -> None:
         canonical_csr(graph, device)
 
 
-def _edges_of(graph: BSB | CSRPattern | EdgeList) -> EdgeList:
+def _edges_of(graph: CSRPattern | EdgeList) -> EdgeList:
     """The edges of a graph in the caller's order; those of a damaged CSR on a GPU have rows of -2."""
     if isinstance(graph, EdgeList):
         return graph
-    indptr, indices = (
-        as_tensor(each) for each in (graph.to_csr() if isinstance(graph, BSB) else (graph.indptr, graph.indices))
-    )
+    indptr, indices = as_tensor(graph.indptr), as_tensor(graph.indices)
     num_edges, num_rows = indices.numel(), graph.shape[0]
     if not indices.is_cuda:
-        check_csr(np, *array_module(indptr, indices)[1], graph.shape[1])
+        check_csr(indptr, indices, graph.shape[1])
     indptr = indptr.long()
     place = torch.arange(num_edges, device=indices.device)
     row = torch.searchsorted(indptr[1:].contiguous(), place, right=True)
     is_right = (indptr[0] == 0) & (indptr[-1] == num_edges) & (indptr.diff() >= 0).all()
     row = torch.where(is_right, row, -2)
     edge_index = torch.stack([indices.long(), row])
-    if isinstance(graph, CSRPattern) and graph.edge_ids is not None:
+    if graph.edge_ids is not None:
         edge_ids = as_tensor(graph.edge_ids).to(indices.device).long()
         check_edge_ids(edge_ids, num_edges)
         edge_index = torch.empty_like(edge_index).index_copy_(1, edge_ids, edge_index)

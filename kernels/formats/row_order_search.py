@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from .csr import MAX_DIM, CSRPattern, array_module, check_csr
+from .csr import MAX_DIM, CSRPattern, as_tensor, check_csr
 from .row_order import RowOrder, check_method
 from .window_filling import compiled_fill_windows
 
@@ -114,10 +114,9 @@ def _merge_rows(csr: sp.csr_array, order: np.ndarray, size: int) -> sp.csr_array
 
 def _to_scipy(pattern: CSRPattern) -> sp.csr_array:
     """The checked pattern as a SciPy CSR array of ones on the CPU, without duplicates."""
-    xp, (indptr, indices) = array_module(pattern.indptr, pattern.indices)
-    check_csr(xp, indptr, indices, pattern.shape[1])
-    if xp is not np:
-        indptr, indices = indptr.get(), indices.get()
+    indptr, indices = as_tensor(pattern.indptr), as_tensor(pattern.indices)
+    check_csr(indptr, indices, pattern.shape[1])
+    indptr, indices = indptr.cpu().numpy(), indices.cpu().numpy()
     offsets = np.int32 if indices.size <= MAX_DIM else np.int64
     arrays = np.ones(indices.size, np.int8), indices.astype(np.int32), indptr.astype(offsets)  # copies: sorted in place
     csr = sp.csr_array(arrays, shape=pattern.shape)

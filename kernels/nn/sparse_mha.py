@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from .. import AttentionPlan, plan_attention, split_qkv
 from ..arguments import MOST_COLUMNS, check_integer
 from ..autocast import input_type
-from ..dgl import import_dgl
-from ..formats.csr import MAX_DIM
+from ..formats.csr import MAX_DIM, is_dgl_graph
 from .planned_edges import require_gradients
 
 
@@ -65,7 +64,7 @@ class SparseMHA(nn.Module):
             ValueError: a value of the matrix is not 1. The example multiplies them to the scores; the check waits for a
                 GPU.
         """
-        if isinstance(graph, import_dgl().DGLGraph):
+        if is_dgl_graph(graph):
             (col, row), shape = graph.edges(), (graph.num_dst_nodes(), graph.num_src_nodes())
         elif type(graph).__name__ == "SparseMatrix":
             (row, col), shape = graph.coo(), tuple(graph.shape)

@@ -1,9 +1,11 @@
-"""Limits of a GPU that schedules depend on."""
+"""Sizes and limits of a GPU that schedules depend on."""
 
 from dataclasses import dataclass
 from functools import cache
 
 import torch
+
+WARP_SIZE = 32
 
 
 @dataclass(frozen=True)

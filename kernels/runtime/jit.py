@@ -1,14 +1,12 @@
 """Compilation of the CUDA sources: a `KernelInstance` names one template instance, which NVRTC compiles once.
 
 CuPy keeps compiled modules on disk (CUPY_CACHE_DIR, ~/.cupy/kernel_cache). Its key is the source text, so project
-headers are inlined into the text. `compile_ptxas` compiles for any architecture without a GPU and returns the report of
-ptxas: registers and spills.
+headers are inlined into the text.
 """
 
 import ctypes
 import logging
 import os
-import re
 import tempfile
 import threading
 import time
@@ -134,19 +132,6 @@ def cpp_name(function: str, *arguments: Element | torch.dtype | bool | int) -> s
         return str(argument).lower()
 
     return f"{function}<{', '.join(map(cpp, arguments))}>"
-
-
-@dataclass(frozen=True)
-class PtxasReport:
-    """Resources of one instance: registers of a thread, static shared memory of a block, spilled bytes.
-
-    `serialized`: whether ptxas serialises wgmma.
-    """
-
-    registers: int
-    shared_bytes: int
-    spill_bytes: int
-    serialized: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +270,7 @@ def _compile(instance: KernelInstance, names: Sequence[str], what: str) -> Any:
         module.compile()
         return module
     except (cupy.cuda.compiler.CompileException, cupy.cuda.nvrtc.NVRTCError) as error:
-        raise _compile_error(what, source, str(error)) from error
+        raise compile_error(what, source, str(error)) from error
 
 
 def _read_sizes(module: Any, name: str) -> KernelSizes:
@@ -309,47 +294,7 @@ def _allow_shared_memory(function: Any, instance: KernelInstance, shared_bytes: 
     function.max_dynamic_shared_size_bytes = shared_bytes
 
 
-def compile_ptxas(instances: Sequence[KernelInstance], arch: str) -> dict[KernelInstance, PtxasReport]:
-    """Compile instances of one source and score term for `arch` ("sm_80", "sm_90", ...) and read ptxas's report. Needs
-    no GPU.
-
-    Raises:
-        KernelCompileError: NVRTC refused the source.
-    """
-    nvrtc, source = import_cupy().cuda.nvrtc, read_source(instances[0].source, instances[0].score)
-    program = nvrtc.createProgram(source, Path(instances[0].source).name, [], [])
-    try:
-        for instance in instances:
-            nvrtc.addNameExpression(program, instance.name)
-        options = [*OPTIONS, f"--gpu-architecture={arch}", "--ptxas-options=-v"]
-        try:
-            nvrtc.compileProgram(program, options)
-        except nvrtc.NVRTCError as error:
-            log = nvrtc.getProgramLog(program)
-            raise _compile_error(f"{instances[0].name} and others for {arch}", source, log) from error
-        log = nvrtc.getProgramLog(program)
-        return {instance: _parse_report(log, nvrtc.getLoweredName(program, instance.name)) for instance in instances}
-    finally:
-        nvrtc.destroyProgram(program)
-
-
-def _parse_report(log: str, lowered_name: str) -> PtxasReport:
-    entry = log.split(f"Compiling entry function '{lowered_name}'", maxsplit=1)[1]
-    entry = entry.split("Compiling entry function", maxsplit=1)[0]
-
-    def number(pattern: str) -> int:
-        match = re.search(pattern, entry)
-        return int(match[1]) if match else 0
-
-    return PtxasReport(
-        registers=number(r"Used (\d+) registers"),
-        shared_bytes=number(r"(\d+) bytes smem"),
-        spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
-        serialized=bool(re.search(rf"wgmma.mma_async instructions are serialized .*'{lowered_name}'", log)),
-    )
-
-
-def _compile_error(name: str, source: str, log: str) -> KernelCompileError:
+def compile_error(name: str, source: str, log: str) -> KernelCompileError:
     with tempfile.NamedTemporaryFile("w", suffix=".cu", prefix="fused3s-", delete=False) as file:
         file.write(source)
     return KernelCompileError(f"NVRTC could not compile {name}; the source is saved as {file.name}\n{log}")

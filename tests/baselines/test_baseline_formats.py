@@ -11,11 +11,12 @@ from tolerance import edges_of, row_errors
 from torch.nn.attention.flex_attention import flex_attention
 
 from baselines import REGISTRY
+from baselines.bsb import BSB
 from baselines.dfgnn import hyper_shared_bytes
 from baselines.flashsparse import TCBS_PER_PART, TILE, Parts
 from baselines.flex_attention import graph_block_mask
 from baselines.sdpa_padded import Packing, diagonal_blocks
-from fused3s import BSB, BackendUnavailableError, plan_attention, sparse_attention
+from fused3s import BackendUnavailableError, plan_attention, sparse_attention
 from fused3s.attention import _choose
 from fused3s.backends import AUTO
 from fused3s.backends.base import InputSpec

@@ -8,8 +8,9 @@ from attention_cases import Csr
 from poison import poisoned_buffers
 
 from baselines import fused3s_paper
+from baselines.bsb import BSB
 from baselines.fused3s_paper import paper_instance
-from fused3s import BSB, plan_attention
+from fused3s import plan_attention
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 

@@ -11,8 +11,8 @@ from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
 from baselines import fused3s_paper
+from baselines.bsb import BSB
 from baselines.fused3s_paper import launch, paper_instance
-from fused3s import BSB
 from fused3s.runtime.jit import KernelInstance
 
 HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32

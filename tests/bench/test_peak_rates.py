@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from bench_runs import CPU, config, run
+from ptxas import compile_ptxas
 
-from bench import peak_rates
+from bench import fragments, peak_rates
 from bench.peak_rates import (
     DIMS,
     GATHERED_BYTES,
@@ -20,8 +21,7 @@ from bench.peak_rates import (
     random_rows,
 )
 from bench.provenance import provenance
-from fused3s import fragments
-from fused3s.runtime.jit import KernelInstance, compile_ptxas
+from fused3s.runtime.jit import KernelInstance
 
 
 def finaliser(i: int, num_rows: int) -> int:

@@ -7,7 +7,7 @@ import torch
 import data
 from data import csr_batches
 from data.csr_batches import CsrBatches
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
 
 
 def random_graphs(seed, directed):

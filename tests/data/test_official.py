@@ -21,10 +21,10 @@ import torch_geometric.datasets as pyg
 
 import data
 from bench.block_stats import measure, paper_figures
+from data.dgl import import_dgl
 from data.graph import RawGraph
 from data.loader import find_graph
 from data.sources.ogb_import import import_ogb
-from fused3s.dgl import import_dgl
 
 NODES = 40
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dense_cases import parameters
+from ptxas import compile_ptxas
 
 from dense.block import block_instance, pack_block
 from dense.block_training import TRAINING_DIMS, TrainingPacking, backward_instance
@@ -13,7 +14,6 @@ from dense.weights import (
     block_threads,
     forward_layout,
 )
-from fused3s.runtime.jit import compile_ptxas
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, GPSConv, TransformerConv
 
 import fused3s.nn
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = pytest.mark.usefixtures("one_thread")

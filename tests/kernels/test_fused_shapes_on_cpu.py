@@ -30,7 +30,7 @@ def planned(graph, sizes, dtype=HALF, **options):
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_output_and_lse(monkeypatch, sizes):
     for number, (name, form) in enumerate(
-        (("hub", "torch_coo"), ("empty_rows_and_windows", "dgl"), ("repeated", "bsb"))
+        (("hub", "torch_coo"), ("empty_rows_and_windows", "dgl"), ("repeated", "torch_csr"))
     ):
         graph, dtype = EDGE_LISTS[name](), (HALF, BFLOAT, FLOAT)[number]
         tensors = shaped(graph.shape, sizes, dtype)

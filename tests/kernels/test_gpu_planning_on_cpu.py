@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 from gpu_plan_on_cpu import gpu_on_cpu
-from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list, random_graph
+from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list
 from plan_oracle import expected_plan
 from poison import poisoned_buffers
 
@@ -18,7 +18,6 @@ from fused3s.backends.fused3s_backward import GRADIENTS
 from fused3s.backends.fused3s_planning import make_room, plan_graph, queue_plan
 from fused3s.backends.kernel_choice import GraphSize, takes_edges
 from fused3s.formats import gpu_csr
-from fused3s.formats.bsb import BSB
 from fused3s.formats.csr import CSRPattern, csr_pattern
 from fused3s.formats.edge_list import EdgeList
 from fused3s.formats.edge_order import edge_order
@@ -38,7 +37,7 @@ def planned(monkeypatch):
     """A function that plans by the kernels and compares with the oracle; it returns the plan and the launches."""
 
     def compare(graph, inputs, label, perm=None, mode="late"):
-        graph = graph if isinstance(graph, (BSB, EdgeList)) else csr_pattern(graph)
+        graph = graph if isinstance(graph, EdgeList) else csr_pattern(graph)
         with cuda_on_cpu():
             forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
             expected = expected_plan(graph, CPU, inputs, forward, perm)
@@ -86,15 +85,10 @@ def test_a_plan_of_reordered_rows(planned, key):
     planned(permute_rows(csr_pattern(graph), perm), INPUTS[key], key, perm)
 
 
-def test_a_plan_of_a_bsb(planned):
+def test_a_plan_of_a_csr_with_copies(planned):
+    copies = CSRPattern(torch.tensor([0, 4, 6]), torch.tensor([2, 0, 0, 0, 1, 1]), (2, 3))
     for key in ("forward", "narrow_backward", "edge_data"):
-        planned(BSB.from_graph(random_graph(70, 90, 9, 1)), INPUTS[key], key)
-        made = planned(BSB.from_csr(*_csr_with_copies(), 3), INPUTS[key], f"{key}, copies")[0]
-        assert made.size.num_edges == 6
-
-
-def _csr_with_copies():
-    return torch.tensor([0, 4, 6]), torch.tensor([2, 0, 0, 0, 1, 1])
+        assert planned(copies, INPUTS[key], key)[0].size.num_edges == 6
 
 
 @pytest.mark.parametrize("mode", ["early", "random"])

@@ -71,7 +71,11 @@ def gradients_of(function, graph: EdgeList, data: EdgeData, heads: int = 2, **ma
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_dense_attention(backend, kind):
-    for name, form, heads in (("repeated", "torch_csr", 2), ("empty_rows_and_windows", "dgl", 3), ("wide", "bsb", 1)):
+    for name, form, heads in (
+        ("repeated", "torch_csr", 2),
+        ("empty_rows_and_windows", "dgl", 3),
+        ("wide", "dgl", 1),
+    ):
         graph = EDGE_LISTS[name]()
         made, order = FORMS[form](graph)
         plan = planned(backend, made)
@@ -380,7 +384,11 @@ def test_gpu_gradients_are_those_of_dense_attention(backend, kind):
     if reason := REGISTRY[backend].unavailable(torch.device("cuda", 0)):
         pytest.skip(f"{backend}: {reason}")
     dtype, tolerance = GPU_BACKENDS[backend]
-    for name, form, heads in (("repeated", "torch_csr", 2), ("hub", "dgl", 1), ("empty_rows_and_windows", "bsb", 3)):
+    for name, form, heads in (
+        ("repeated", "torch_csr", 2),
+        ("hub", "dgl", 1),
+        ("empty_rows_and_windows", "dgl", 3),
+    ):
         graph = EDGE_LISTS[name]()
         made, order = FORMS[form](graph)
         plan = plan_attention(made, backend=backend, device="cuda", edge_data=True, backward=True)

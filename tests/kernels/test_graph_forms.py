@@ -11,8 +11,8 @@ from edge_cases import EDGE_LISTS, FORMS, EdgeList, edge_inputs, expected_attent
 from gpu_calls import no_waits
 
 from baselines import REGISTRY
+from data.dgl import import_dgl
 from fused3s import UnsupportedGraphError, plan_attention, sparse_attention
-from fused3s.dgl import import_dgl
 from fused3s.formats.graph_forms import graph_record
 
 DOUBLE = torch.float64

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
 from models import GraphTransformer
 
 

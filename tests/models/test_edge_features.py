@@ -6,8 +6,8 @@ import pytest
 import torch
 from model_by_hand import ByHand
 
+from data.dgl import import_dgl
 from fused3s import plan_attention
-from fused3s.dgl import import_dgl
 from models import prepare_execution
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from model_by_hand import ByHand
 
+from data.dgl import import_dgl
 from fused3s import plan_attention
-from fused3s.dgl import import_dgl
 from models import DenseUnavailableError
 from models.fast import choose_dense
 from models.readout import mean_nodes

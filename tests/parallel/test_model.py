@@ -6,8 +6,8 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from data.dgl import import_dgl
 from fused3s import plan_attention
-from fused3s.dgl import import_dgl
 from models import GraphTransformer
 from parallel import partition_graph, source_from_csr
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from poison import poisoned_buffers
+from ptxas import compile_ptxas
 
-from fused3s.runtime.jit import compile_ptxas
 from parallel.rank_rows import combine_rows_, pack_rows, rows_instance
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 

@@ -10,8 +10,8 @@ import scipy.sparse as sp
 import torch
 from tolerance import FLOOR
 
-from fused3s import BSB, BoundEdges, EdgeData
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
+from fused3s import BoundEdges, EdgeData
 from fused3s.edge_data import bind
 from fused3s.formats.edge_order import EdgeOrder
 
@@ -144,11 +144,6 @@ def _as_torch_coo(graph: EdgeList) -> tuple[Any, torch.Tensor]:
     return torch.sparse_coo_tensor(indices, ones, graph.shape), torch.arange(graph.num_edges)
 
 
-def _as_bsb(graph: EdgeList) -> tuple[Any, torch.Tensor]:
-    matrix, _ = _as_scipy_csr(graph)
-    return BSB.from_graph(matrix), graph.csr_order()
-
-
 # Each form of an edge list, and the edge of the list for each of the form's own edges [E].
 FORMS: dict[str, Callable[[EdgeList], tuple[Any, torch.Tensor]]] = {
     "dgl": _as_dgl,
@@ -158,7 +153,6 @@ FORMS: dict[str, Callable[[EdgeList], tuple[Any, torch.Tensor]]] = {
     "torch_csr": _as_torch_csr,
     "torch_csc": _as_torch_csc,
     "torch_coo": _as_torch_coo,
-    "bsb": _as_bsb,
 }
 
 # Edge data by name; see `edge_inputs`.

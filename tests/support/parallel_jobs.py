@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 
 from baselines import REGISTRY
 from configs import TrainConfig
+from data.dgl import import_dgl
 from fused3s.backends.base import Gradients
 from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import ReferenceBackend
-from fused3s.dgl import import_dgl
 from fused3s.dropout import Dropout
 from fused3s.runtime.cuda_graph import CaptureError, capture
 from models import GraphTransformer

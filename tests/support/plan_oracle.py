@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 import torch
 
+from baselines.bsb import BSB
 from fused3s.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
 from fused3s.backends.base import InputSpec
 from fused3s.backends.fused3s_data import Fused3SData
 from fused3s.backends.fused3s_plan import Fused3SPlan
 from fused3s.backends.fused3s_shapes import TILE
 from fused3s.backends.kernel_choice import GraphSize
-from fused3s.formats.bsb import BSB
 from fused3s.formats.csr import CSRPattern, csr_from_edges
 from fused3s.formats.edge_list import EdgeList
 from fused3s.formats.edges import canonical_csr, rows_of_edges
@@ -321,7 +321,7 @@ def data_by_edge(
 
 
 def expected_plan(
-    graph: BSB | CSRPattern | EdgeList,
+    graph: CSRPattern | EdgeList,
     device: torch.device,
     inputs: InputSpec,
     forward: Callable[[int], ScheduleForm],

@@ -8,8 +8,8 @@ import torch
 
 from configs import TrainConfig
 from data import GraphMeta, LoadedGraph
+from data.dgl import import_dgl
 from data.random_walk import random_walk_encoding
-from fused3s.dgl import import_dgl
 from training import Trainer
 
 NODES, COLUMNS, CLASSES = 37, 6, 3  # not a multiple of 16

@@ -7,7 +7,7 @@ import torch
 
 import fused3s
 from data import csr_batches
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
 from models.fast_training import SecondStream

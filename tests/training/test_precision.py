@@ -7,7 +7,7 @@ import torch
 
 import fused3s
 from configs.schema import TrainingConfig
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
 from models import GraphTransformer
 from training.losses import BY_METRIC
 from training.optimiser import make_optimiser

@@ -2,7 +2,7 @@
 // columns of A and rows of B, in A0, A1 and B0.
 //
 // Elements in each lane's registers, with g = lane / 4 and t = lane % 4
-// (printed by `python kernels/fragments.py`, which a test compares with these lines):
+// (a test compares these lines with bench/fragments.py):
 //
 //   A0 = A[g][2t], A[g][2t+1]          B0 = B[2t][g], B[2t+1][g]          C0 = C[g][2t]
 //   A1 = A[g+8][2t], A[g+8][2t+1]      B1 = B[2t+8][g], B[2t+9][g]        C1 = C[g][2t+1]

@@ -14,8 +14,9 @@ from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
 from baselines import REGISTRY, fused3s_paper
+from baselines.bsb import BSB
 from baselines.fused3s_paper import paper_instance
-from fused3s import BSB, plan_attention, sparse_attention
+from fused3s import plan_attention, sparse_attention
 from fused3s.backends import fused3s
 from fused3s.backends.base import Call, InputSpec
 from fused3s.backends.fused3s_data import Fused3SData

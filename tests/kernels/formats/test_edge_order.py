@@ -11,22 +11,18 @@ from edge_cases import EDGE_LISTS, FORMS, EdgeList
 from gpu_plan_on_cpu import gpu_on_cpu
 
 from baselines import REGISTRY
-from fused3s import BSB
+from data.dgl import import_dgl
 from fused3s.backends import fused3s
 from fused3s.backends.base import InputSpec
 from fused3s.backends.fused3s_planning import plan_graph
-from fused3s.dgl import import_dgl
 from fused3s.formats import edge_list
 from fused3s.formats.csr import CSRPattern, csr_from_scipy, csr_pattern
 from fused3s.formats.edge_order import edge_order
+from fused3s.formats.edges import canonical_csr
 from fused3s.formats.row_order import permute_rows
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 CPU = torch.device("cpu")
-
-
-def pattern_of(graph) -> BSB | CSRPattern:
-    return graph if isinstance(graph, BSB) else csr_pattern(graph, edge_ids=True)
 
 
 def in_forms_order(graph: EdgeList, edges: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -40,19 +36,22 @@ def in_forms_order(graph: EdgeList, edges: torch.Tensor, rows: torch.Tensor | No
 def test_every_edge_is_kept_and_copies_are_in_the_callers_order(name, form):
     graph = EDGE_LISTS[name]()
     made, edges = FORMS[form](graph)
-    found = edge_order(pattern_of(made), CPU)
+    found = edge_order(csr_pattern(made, edge_ids=True), CPU)
     assert found.num_edges == edges.numel() == graph.num_edges
     assert found.edge_of_csr.dtype == torch.int64
     assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges))
+    indptr, indices = canonical_csr(made, CPU)
+    assert torch.equal(indptr.diff(), torch.bincount(graph.row, minlength=graph.shape[0]))
+    assert torch.equal(indices.long(), graph.col[graph.csr_order()])
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "bsb"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["repeated", "n_one_past_16", "wide", "tall", "empty_rows_and_windows"])
 def test_rows_in_another_order(name, form):
     graph = EDGE_LISTS[name]()
     made, edges = FORMS[form](graph)
     perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
-    found = edge_order(permute_rows(pattern_of(made), perm), CPU)
+    found = edge_order(permute_rows(csr_pattern(made, edge_ids=True), perm), CPU)
     assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges, perm.long()))
 
 
@@ -64,7 +63,8 @@ def test_other_scipy_formats_are_in_the_order_of_their_coo_form(layout):
     found = edge_order(csr_from_scipy(matrix, edge_ids=True), CPU)
     assert found.num_edges == len(places)
     assert [places[edge] for edge in found.edge_of_csr.tolist()] == sorted(places)
-    assert BSB.from_graph(csr_from_scipy(matrix, edge_ids=True)).nnz == BSB.from_graph(matrix).nnz
+    for pattern in (csr_from_scipy(matrix, edge_ids=True), csr_from_scipy(matrix)):
+        assert len(canonical_csr(pattern, CPU)[1]) == len(places)
 
 
 def test_dgl_edge_ids_survive_transforms():
@@ -85,6 +85,12 @@ def test_dgl_edge_ids_survive_transforms():
         shape = (graph.num_dst_nodes(), graph.num_src_nodes())
         edges = EdgeList(torch.tensor(targets), torch.tensor(sources), shape)
         assert torch.equal(found.edge_of_csr, edges.csr_order()), what
+
+
+@pytest.mark.parametrize(("offsets", "columns"), [([0.0, 1.0], [0]), ([0, 1], [True])])
+def test_a_csr_needs_integers(offsets, columns):
+    with pytest.raises(TypeError, match=r"indptr and indices: got .*; torch.int32 and torch.int64 are allowed"):
+        canonical_csr(CSRPattern(torch.tensor(offsets), torch.tensor(columns), (1, 1)), CPU)
 
 
 @pytest.mark.parametrize(

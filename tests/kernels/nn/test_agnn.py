@@ -7,7 +7,7 @@ from torch_geometric.nn import AGNNConv
 
 import fused3s
 import fused3s.nn
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
 
 BETA = 1.7
 pytestmark = pytest.mark.usefixtures("formula")

@@ -5,8 +5,8 @@ import torch
 from attention_cases import EDGE_CASES, mask_of
 
 import fused3s.nn
+from data.dgl import import_dgl
 from fused3s import plan_attention
-from fused3s.dgl import import_dgl
 
 # hidden size, heads, backend, graph
 CASES = [

@@ -6,10 +6,12 @@ architectures and element types in turn; test_architectures.py compiles some of 
 
 from itertools import cycle, product
 
+import ptxas
 import pytest
 import torch
 from compiled import ARCHS, BFLOAT, FLOAT, HALF, check, in_turn
 from instances import forward_instance
+from ptxas import compile_ptxas
 
 from baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from baselines.flashsparse import Kernels
@@ -24,7 +26,7 @@ from fused3s.backends.fused3s_edges_backward import edge_backward_instances
 from fused3s.backends.fused3s_shapes import DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, VALUE_FEATURES
 from fused3s.backends.fused3s_shapes import TYPES as EDGE_TYPES
 from fused3s.runtime import jit
-from fused3s.runtime.jit import Element, KernelInstance, compile_ptxas
+from fused3s.runtime.jit import Element, KernelInstance
 from fused3s.tuning import SM90
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
@@ -199,7 +201,7 @@ def test_baselines(arch):
 
 def test_compile_error_names_instance_log_and_saved_source(monkeypatch, tmp_path):
     monkeypatch.setattr(jit.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(jit, "read_source", lambda *_: "this is not CUDA")
+    monkeypatch.setattr(ptxas, "read_source", lambda *_: "this is not CUDA")
     with pytest.raises(KernelCompileError) as caught:
         compile_ptxas([paper_instance(torch.float16, torch.float32, 64)], "sm_90")
     (saved,) = tmp_path.glob("*.cu")
@@ -210,7 +212,7 @@ def test_compile_error_names_instance_log_and_saved_source(monkeypatch, tmp_path
 
 def test_narrowing_conversions_do_not_compile(monkeypatch, tmp_path):
     monkeypatch.setattr(jit.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(jit, "read_source", lambda *_: "__device__ void f(int g) { const unsigned a[1] = {g}; }")
+    monkeypatch.setattr(ptxas, "read_source", lambda *_: "__device__ void f(int g) { const unsigned a[1] = {g}; }")
     with pytest.raises(KernelCompileError, match="narrowing"):
         compile_ptxas([paper_instance(torch.float16, torch.float32, 64)], "sm_90")
 

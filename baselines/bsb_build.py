@@ -15,7 +15,7 @@ EDGES_PER_PASS = 1 << 25
 
 @dataclass(frozen=True)
 class BSBArrays:
-    """BSB arrays in NumPy or CuPy; see `fused3s.formats.bsb.BSB` for shapes and meaning."""
+    """BSB arrays in NumPy or CuPy; see `baselines.bsb.BSB` for shapes and meaning."""
 
     tcb_row_offset: Any
     col_sparse_to_dense: Any

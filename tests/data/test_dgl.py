@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fused3s.dgl import import_dgl
+from data.dgl import import_dgl
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = torch.__version__.split("+")[0]
@@ -30,6 +30,7 @@ def user(tmp_path):
     (tmp_path / "dgl" / "__init__.py").write_text("from . import graphbolt\n")
     (graphbolt / "__init__.py").write_text(GRAPHBOLT)
     (tmp_path / "fused3s").symlink_to(ROOT / "kernels")
+    (tmp_path / "data").symlink_to(ROOT / "data")
 
     def run(code: str, library: str = "libgraphbolt_pytorch_1.0.0.so") -> subprocess.CompletedProcess:
         (graphbolt / library).touch()
@@ -43,16 +44,14 @@ def user(tmp_path):
 def test_an_import_of_the_package_changes_nothing_and_a_library_that_is_there_is_left_alone(user):
     code = "import sys, torch; finders = [*sys.meta_path]; import fused3s; assert sys.meta_path == finders; "
     code += "print([name for name in sys.modules if name.startswith(('dgl', 'cupy', 'torch_geometric'))]); "
-    code += (
-        "from fused3s.dgl import leave_out_graphbolt; leave_out_graphbolt(); import dgl; print(dgl.graphbolt.loaded)"
-    )
+    code += "from data.dgl import leave_out_graphbolt; leave_out_graphbolt(); import dgl; print(dgl.graphbolt.loaded)"
     done = user(code, f"libgraphbolt_pytorch_{RELEASE}.so")
     assert done.stdout.split("\n") == ["[]", "True", ""], done.stderr
 
 
 @pytest.mark.parametrize("dgl", ["import_dgl()", "(leave_out_graphbolt(), __import__('dgl'))[1]"])
 def test_a_missing_library_is_stepped_around_and_a_use_of_it_says_why(user, dgl):
-    done = user(f"from fused3s.dgl import import_dgl, leave_out_graphbolt; found = {dgl}; found.graphbolt.ItemSet")
+    done = user(f"from data.dgl import import_dgl, leave_out_graphbolt; found = {dgl}; found.graphbolt.ItemSet")
     assert "AttributeError: dgl.graphbolt.ItemSet is not available: Left out: DGL has no library" in done.stderr
 
 

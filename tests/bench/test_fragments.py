@@ -1,30 +1,21 @@
-"""Fragment maps of m16n8k16: (lane, register) -> matrix element; `python kernels/fragments.py` prints them.
+"""The fragment maps of m16n8k16: bijections, and the table beside the MMA wrapper in cuda/ptx/mma.cuh."""
 
-A warp has 32 lanes, g = lane // 4 and t = lane % 4. A 16-bit operand register holds two elements, `half` 0 and 1 (the
-lower half first). A test compares the table in cuda/ptx/mma.cuh with the one printed here.
-"""
-
+import re
 from collections.abc import Callable
+from itertools import product
 
-WARP_SIZE = 32
-
-
-def a_element(lane: int, register: int, half: int) -> tuple[int, int]:
-    """(row, k) of A [16, 16] in register 0 to 3."""
-    g, t = divmod(lane, 4)
-    return g + 8 * (register % 2), 2 * t + 8 * (register // 2) + half
+from bench.fragments import a_element, b_element, c_element
+from fused3s.runtime.device import WARP_SIZE
+from fused3s.runtime.source import CUDA_FOLDER
 
 
-def b_element(lane: int, register: int, half: int) -> tuple[int, int]:
-    """(k, column) of B [16, 8] in register 0 or 1."""
-    g, t = divmod(lane, 4)
-    return 2 * t + 8 * register + half, g
+def test_elements_are_bijections():
+    def elements(function, *ranges):
+        return sorted(function(*at) for at in product(range(WARP_SIZE), *ranges))
 
-
-def c_element(lane: int, register: int) -> tuple[int, int]:
-    """(row, column) of C [16, 8] in register 0 to 3."""
-    g, t = divmod(lane, 4)
-    return g + 8 * (register // 2), 2 * t + register % 2
+    assert elements(a_element, range(4), range(2)) == list(product(range(16), range(16)))
+    assert elements(b_element, range(2), range(2)) == list(product(range(16), range(8)))
+    assert elements(c_element, range(4)) == list(product(range(16), range(8)))
 
 
 def table() -> list[str]:
@@ -58,5 +49,7 @@ def table() -> list[str]:
     return lines
 
 
-if __name__ == "__main__":
-    print("\n".join(table()))
+def test_comment_in_the_source_is_the_table_of_the_maps():
+    source = (CUDA_FOLDER / "ptx" / "mma.cuh").read_text(encoding="utf-8")
+    comment = [line.removeprefix("//").strip() for line in source.splitlines() if re.match(r"//\s+A\d = ", line)]
+    assert comment == [line.strip() for line in table()]

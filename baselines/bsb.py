@@ -21,12 +21,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..runtime.kernel_cache import import_cupy
-from ..tensor_record import map_tensors
+from fused3s.formats.csr import as_tensor, check_csr, csr_pattern
+from fused3s.runtime.kernel_cache import import_cupy
+from fused3s.tensor_record import map_tensors
+
 from .bsb_build import build_bsb_arrays
-from .csr import array_module, as_tensor, check_csr, csr_pattern
 
 Tile = tuple[int, int]
 PAPER_TILE: Tile = (16, 8)  # m16n8k16: 16 queries by 8 keys
@@ -78,7 +80,7 @@ class BSB:
         with _on_torch_stream(indptr):
             if num_cols is None:
                 num_cols = indptr.size - 1
-            check_csr(xp, indptr, indices, num_cols)
+            check_csr(as_tensor(indptr), as_tensor(indices), num_cols)
             built = build_bsb_arrays(xp, indptr, indices, num_cols, tile)
             return cls(
                 shape=(indptr.size - 1, num_cols),
@@ -92,13 +94,7 @@ class BSB:
 
     @classmethod
     def from_graph(cls, graph: Any, tile: Tile = PAPER_TILE, device: torch.device | None = None) -> "BSB":
-        """Build from a BSB or any graph that `csr_pattern` accepts, on `device` (default: the graph's device).
-
-        A BSB with this tile is moved to the device, or returned as it is; one with another tile is rebuilt.
-        """
-        if isinstance(graph, BSB):
-            graph = graph if device is None else graph.to(device)
-            return graph if graph.tile == tile else cls.from_csr(*graph.to_csr(), graph.shape[1], tile)
+        """Build from any graph that `csr_pattern` accepts, on `device` (default: the graph's device)."""
         pattern = csr_pattern(graph)
         indptr, indices = pattern.indptr, pattern.indices
         if device is not None:
@@ -176,6 +172,28 @@ class BSB:
             "nnz_per_tcb_mean": nnz_mean,
             "nnz_per_tcb_cv": nnz_cv,
         }
+
+
+def array_module(*arrays: Any) -> tuple[Any, list[Any]]:
+    """View NumPy, CuPy or torch integer arrays of one device as NumPy (CPU) or CuPy (GPU) arrays, without a copy.
+
+    Returns:
+        (xp, arrays): the module `numpy` or `cupy`, and its arrays.
+    """
+    views = []
+    for array in arrays:
+        if isinstance(array, torch.Tensor):
+            array = array.detach()
+            array = array.numpy() if array.device.type == "cpu" else import_cupy().from_dlpack(array.contiguous())
+        elif not hasattr(array, "__cuda_array_interface__"):
+            array = np.asarray(array)
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(f"indptr and indices: got dtype {array.dtype}; int32 and int64 are allowed")
+        views.append(array)
+    on_gpu = [hasattr(view, "__cuda_array_interface__") for view in views]
+    if any(on_gpu) != all(on_gpu):
+        raise ValueError("indptr and indices: one is on the CPU and one on a GPU; put both on one device")
+    return (import_cupy() if on_gpu[0] else np), views
 
 
 def _mean_cv(counts: torch.Tensor) -> tuple[float, float]:

@@ -12,9 +12,9 @@ from edge_cases import EdgeList
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fused3s.formats.bsb_build
-from fused3s import BSB
-from fused3s.dgl import import_dgl
+import baselines.bsb_build
+from baselines.bsb import BSB
+from data.dgl import import_dgl
 
 
 @st.composite
@@ -104,20 +104,20 @@ def test_build_in_several_passes_is_the_same(edges):
     arrays = csr_with_duplicates(num_rows, rows, cols)
     whole = BSB.from_csr(*arrays, num_cols)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused3s.formats.bsb_build, "EDGES_PER_PASS", 7)
+        patch.setattr(baselines.bsb_build, "EDGES_PER_PASS", 7)
         in_passes = BSB.from_csr(*arrays, num_cols)
     assert_same_bits(whole, in_passes)
 
 
 def test_memory_of_several_passes_is_the_result_and_a_part_of_it(monkeypatch):
     """Parts are freed while they are joined: all at once they would take as much as the result."""
-    monkeypatch.setattr(fused3s.formats.bsb_build, "EDGES_PER_PASS", 10_000)
+    monkeypatch.setattr(baselines.bsb_build, "EDGES_PER_PASS", 10_000)
     rng = np.random.default_rng(0)
     indptr = np.arange(0, 800_001, 8)
     indices = rng.integers(0, 100_000, 800_000, dtype=np.int32)
     tracemalloc.start()
     try:
-        arrays = fused3s.formats.bsb_build.build_bsb_arrays(np, indptr, indices, 100_000, (16, 8))
+        arrays = baselines.bsb_build.build_bsb_arrays(np, indptr, indices, 100_000, (16, 8))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -179,7 +179,7 @@ def test_offsets_past_2_to_31_are_refused_not_wrapped():
 
     indptr = np.arange(33)
     with pytest.raises(ValueError, match=r"tensor core blocks of 16x8; at most 2147483647"):
-        fused3s.formats.bsb_build.build_bsb_arrays(ManyBlocks(), indptr, np.arange(32), 32, (16, 8))
+        baselines.bsb_build.build_bsb_arrays(ManyBlocks(), indptr, np.arange(32), 32, (16, 8))
 
 
 @pytest.mark.parametrize(
