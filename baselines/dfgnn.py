@@ -96,7 +96,7 @@ class DFGNNTilingBackend(_DFGNNBackend):
 
     def attend(self, data: TilingData, call: Call) -> torch.Tensor:
         query, key, value, scale, out_dtype, *_ = call
-        query, key, value = (aligned_rows(tensor, 4) for tensor in self._convert(query, key, value))
+        query, key, value = aligned_rows(self._convert(query, key, value), 4)
         num_rows, num_heads, dim = query.shape
         output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
         if output.numel():
@@ -140,7 +140,7 @@ class DFGNNHyperBackend(_DFGNNBackend):
         num_rows, num_heads, dim = query.shape
         instance = self.instance(dim)
         load_bytes = 4 * instance.arguments[0]
-        query, key, value = (aligned_rows(tensor, load_bytes) for tensor in self._convert(query, key, value))
+        query, key, value = aligned_rows(self._convert(query, key, value), load_bytes)
         output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
         if output.numel():
             kernel = get_kernel(instance, query.device.index)

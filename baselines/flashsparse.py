@@ -143,9 +143,9 @@ class FlashSparseBackend(TensorCoreBackend):
         query, key, value, scale, out_dtype, *_ = call
         check_out_dtype(out_dtype, query.dtype)
         refuse_gradients(self.name, query, key, value)
-        query, key = aligned_rows(query, 16), aligned_rows(key, 16)
+        (query, key), (value,) = aligned_rows((query, key), 16), aligned_rows((value,), 4)
         kernels = Kernels.of(query.dtype, out_dtype, query.shape[-1], self.stable)
-        return run(kernels, data, query, key, aligned_rows(value, 4), scale)
+        return run(kernels, data, query, key, value, scale)
 
 
 def run(

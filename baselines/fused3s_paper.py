@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fused3s.backends.base import Call, InputSpec
-from fused3s.backends.cuda import LOG2E, TensorCoreBackend, check_out_dtype, checked_inputs
+from fused3s.backends.cuda import LOG2E, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
 from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
@@ -127,7 +127,9 @@ def launch(
             value are 2 GiB or more apart, or `clocks` does not fit.
     """
     arguments = instance.arguments
-    query, key, value = checked_inputs("fused3s_paper", arguments.out_dtype, query, key, value)
+    check_out_dtype(arguments.out_dtype, query.dtype)
+    refuse_gradients("fused3s_paper", query, key, value)
+    query, key, value = aligned_rows((query, key, value))
     key_row_bytes, value_row_bytes = _row_bytes("key", key), _row_bytes("value", value)
     num_rows, num_heads = query.shape[:2]
     num_blocks = arguments.num_blocks(bsb)

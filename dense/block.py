@@ -217,13 +217,14 @@ def run_dense_block(
     qkv = h.new_empty((num_rows, 3 * arguments.dim)) if arguments.has_next else None
     if num_rows:
         kernel = get_kernel(instance, h.device.index)
+        attn_out, h = aligned_rows((attn_out.contiguous(), h.contiguous()))
         launch_kernel(
             kernel,
             (num_blocks(num_rows, gpu_limits(h.device).num_sms, arguments.cluster),),
             block_threads(arguments.consumers),
             {
-                "attn_out": aligned_rows(attn_out.contiguous(), 16),
-                "h": aligned_rows(h.contiguous(), 16),
+                "attn_out": attn_out,
+                "h": h,
                 "weights": weights,
                 "vectors": vectors,
                 "h_next": h_next,

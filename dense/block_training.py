@@ -191,7 +191,7 @@ def dense_block_backward(
     blocks = num_blocks(num_rows, gpu_limits(grad.device).num_sms)
     sums = ColumnSums(num_rows, (dim, dim, dim, 2 * dim, dim, dim, dim), grad, blocks)
     if num_rows:
-        inputs = [None if rows is None else aligned_rows(rows.contiguous(), 16) for rows in (grad, qkv_grad)]
+        inputs = [None if rows is None else aligned_rows([rows.contiguous()])[0] for rows in (grad, qkv_grad)]
         kernel = get_kernel(backward_instance(packed.dtype, dim, packed.has_next), grad.device.index)
         launch_kernel(
             kernel,

@@ -194,8 +194,10 @@ def check_tensors(
     groups: HeadGroups | None,
 ) -> bool:
     """Raise for the first disagreement among q, k, v and the graph; whether `CallShape.of` is surely None."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_dense(name, tensor)
+    is_dense = type(q) is type(k) is type(v) is torch.Tensor and q.layout is k.layout is v.layout is torch.strided
+    if not is_dense or q.is_nested or k.is_nested or v.is_nested:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_dense(name, tensor)
     heads_and_dim = q.shape[1:]
     if (
         groups is None

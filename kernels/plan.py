@@ -132,8 +132,9 @@ class AttentionPlan:
                 return self(q, k, v, edges=edges, **options)
         is_plain = check_tensors(q, k, v, self.shape, self.device, self.groups)
         shape = None if is_plain else CallShape.of(q, k, v, self.groups)
-        reason = backend.unsupported(q.dtype, q.shape[-1] if shape is None else shape.width)
-        if reason:
+        dtype, width = q.dtype, q.shape[-1] if shape is None else shape.width
+        is_planned = dtype is self.inputs.dtype and width == self.inputs.head_dim  # `plan_attention` checked these
+        if not is_planned and (reason := backend.unsupported(dtype, width)):
             raise ValueError(f"q, k, v: backend {self.backend} cannot run them: {reason}")
         if return_lse is not False:
             check_flag("return_lse", return_lse)
@@ -145,7 +146,7 @@ class AttentionPlan:
         if differentiated:
             self.require_backward()
         with_lse = return_lse or differentiated
-        if not backend.traceable and _is_traced():
+        if not backend.traceable and (torch.compiler.is_compiling() or dispatch_modes() > 0):
             output, lse = attend_as_operator(self.backend, self._number, call, with_lse)
         else:
             lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
@@ -425,8 +426,3 @@ class AttentionPlan:
                 f"a plan of backend {self.backend} cannot be {verb}: it holds objects of another library; "
                 "build it anew with plan_attention"
             )
-
-
-def _is_traced() -> bool:
-    """Whether torch.compile, make_fx or a FakeTensorMode is active."""
-    return torch.compiler.is_compiling() or dispatch_modes() > 0

@@ -2,12 +2,13 @@
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 
 import torch
 
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
+from ..runtime.semaphores import semaphores
 from .base import Backend
 
 MAX_DIM = 256
@@ -77,19 +78,6 @@ def planned_kernel(instance: KernelInstance, query: torch.Tensor) -> Kernel:
         ) from error
 
 
-def checked_inputs(
-    name: str, out_dtype: torch.dtype, *tensors: torch.Tensor, row_bytes: int = LOAD_BYTES
-) -> list[torch.Tensor]:
-    """Query, key and value with every row aligned to `row_bytes`, as the fused kernels load them.
-
-    Raises:
-        ValueError: the output type is neither float32 nor the inputs' type, or an input requires a gradient.
-    """
-    check_out_dtype(out_dtype, tensors[0].dtype)
-    refuse_gradients(name, *tensors)
-    return [aligned_rows(tensor, row_bytes) for tensor in tensors]
-
-
 def product_type(dtype: torch.dtype) -> torch.dtype:
     """The type that `fused3s` rounds its inputs to: bfloat16 for float32 if torch.get_float32_matmul_precision() is
     "medium" now, else `dtype`."""
@@ -117,29 +105,45 @@ def forward_only(name: str) -> ValueError:
     )
 
 
+@lru_cache  # a model repeats the same arguments at every call
 def load_bytes(dim: int, itemsize: int, most: int = LOAD_BYTES) -> int:
     """Bytes per load of the fused kernels for heads of `dim` columns: the alignment that each row needs."""
     return math.gcd(dim * itemsize, most)
 
 
-def aligned_rows(tensor: torch.Tensor, num_bytes: int, side_by_side: int = 0) -> torch.Tensor:
-    """The tensor itself if each row [..., :] is contiguous and aligned to `num_bytes`, as in views of a fused
-    [N, 3, H, d] projection; else a contiguous copy.
+def aligned_rows(
+    tensors: Iterable[torch.Tensor], num_bytes: int = LOAD_BYTES, side_by_side: int = 0
+) -> list[torch.Tensor]:
+    """Each tensor of one type itself if its rows [..., :] are contiguous and aligned to `num_bytes`, as in views of a
+    fused [N, 3, H, d] projection; else a contiguous copy.
 
     Args:
         side_by_side: columns of a head that shares aligned blocks with its neighbours: its stride is this number plus
             a multiple of `num_bytes`. 0: each head is aligned.
     """
-    fits = _rows_fit(tensor.stride(), num_bytes // tensor.itemsize, side_by_side)
-    if fits and tensor.data_ptr() % num_bytes == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    found = []
+    for tensor in tensors:
+        fits = _rows_fit(tensor.stride(), num_bytes // tensor.itemsize, side_by_side)
+        is_aligned = fits and tensor.data_ptr() % num_bytes == 0
+        found.append(tensor if is_aligned else tensor.clone(memory_format=torch.contiguous_format))
+    return found
 
 
 @lru_cache  # a model repeats the same arguments at every call
 def _rows_fit(strides: tuple[int, ...], num_elements: int, side_by_side: int) -> bool:
     *others, of_head, last = strides
     return last == 1 and math.gcd(*others, of_head - side_by_side) % num_elements == 0
+
+
+def split_scratch(
+    kernel: Kernel, num_partials: int, num_semaphores: int, like: torch.Tensor
+) -> dict[str, torch.Tensor | None]:
+    """Members of struct Params for results of parts that the last block to arrive combines. Memory of one call: a plan
+    may run on several streams at once."""
+    if not num_partials:
+        return {"partial": None, "semaphores": None}
+    partial = like.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
+    return {"partial": partial, "semaphores": semaphores(num_semaphores, like.device)}
 
 
 def stride_scalars(names: Sequence[str], strides: Sequence[tuple[int, int, int]], itemsize: int) -> dict[str, int]:

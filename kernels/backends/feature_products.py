@@ -16,7 +16,7 @@ from ..edge_data import BoundEdges
 from ..runtime.device import WARP_SIZE, gpu_limits
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
-from ..runtime.semaphores import semaphores
+from .cuda import split_scratch
 from .score_values import contiguous
 
 # As in cuda/feature_rows.cuh:
@@ -155,10 +155,7 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
     groups = num_heads * -(-dim // kernel.sizes.block_items)
     num_sums = groups * len(products)
     row_blocks = _row_blocks(num_rows, num_sums, kernel, rows.device)
-    partial = arrived = None
-    if row_blocks > 1:
-        partial = rows.new_empty(num_sums * row_blocks * kernel.sizes.partial_floats, dtype=torch.float32)
-        arrived = semaphores(num_sums, rows.device)
+    num_partials = num_sums * row_blocks if row_blocks > 1 else 0
     tensors: dict[str, torch.Tensor | None] = {}
     scalars = {"head_stride_1": 0, "row_bytes_1": 0}
     for i, ((rows, feature_sums), gradient) in enumerate(zip(products, gradients, strict=True)):
@@ -169,7 +166,7 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
         kernel,
         (groups, row_blocks, len(products)),
         WARPS * WARP_SIZE,
-        {**tensors, "partial": partial, "semaphores": arrived},
+        {**tensors, **split_scratch(kernel, num_partials, num_sums, rows)},
         kernel.scalars(num_rows=num_rows, num_features=num_features, **scalars),
         overlaps=True,
     )

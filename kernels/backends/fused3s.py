@@ -20,18 +20,18 @@ from ..runtime.jit import (
     instance_sizes,
 )
 from ..runtime.launch import launch_kernel
-from ..runtime.semaphores import semaphores
 from ..tensor_record import map_tensors
 from ..tuning import GROUP_WIDTH, WARP_COLUMNS, tuning_for
 from .base import Call, Gradients, InputSpec, Memory
 from .cuda import (
     MAX_DIM,
     CudaBackend,
+    aligned_rows,
     check_out_dtype,
-    checked_inputs,
     load_bytes,
     planned_kernel,
     product_type,
+    split_scratch,
     stride_scalars,
 )
 from .feature_products import pack_features
@@ -118,6 +118,7 @@ def choose_instance(
     folds: bool = True,
 ) -> KernelInstance:
     """The instance for `num_heads` heads; `folds`: whether several may form a group."""
+    check_out_dtype(out_dtype, element.dtype)
     heads = heads_of_group(num_heads, dim) if folds else 1
     is_shared = element.dtype == torch.float32 and heads == 1
     dim_warps = -(-SLICE * -(-dim // SLICE) // WARP_COLUMNS) if is_shared else 1
@@ -192,23 +193,11 @@ class Fused3SBackend(CudaBackend):
         return "\n  ".join(lines)
 
     def attend(self, data: Fused3SPlan, call: Call) -> torch.Tensor:
-        return self._attend(data.ready(), call)
-
-    def _attend(self, data: Fused3SData, call: Call) -> torch.Tensor:
-        dim = call.query.shape[2]
-        if (dtype := product_type(call.query.dtype)) != call.query.dtype:
-            check_out_dtype(call.out_dtype, call.query.dtype)
-            call = call.to(dtype)
-        by_edge = _takes_edge_kernel(data, call.query, call.edges)
-        if dim % 2 and not (by_edge and takes_columns(call)):
-            return self._attend(data, padded_call(call))[..., :dim].contiguous()
-        if by_edge:
-            return launch_edge_kernel(data, call)
-        element, num_heads, items = input_element(dtype), call.query.shape[1], data.work_items.shape[1]
-        score = None if call.edges is None else call.edges.score
-        of_edges = terms_of(call.edges), score, folds_heads(call.edges)
-        instance = choose_instance(element, call.out_dtype, dim, items, num_heads, *of_edges)
-        return launch(instance, data, call)
+        dtype = call.query.dtype
+        if dtype is torch.float32 and (rounded := product_type(dtype)) is not dtype:
+            check_out_dtype(call.out_dtype, dtype)
+            call = call.to(rounded)
+        return launch_forward(data.ready(), call)
 
     def attend_backward(
         self,
@@ -221,24 +210,39 @@ class Fused3SBackend(CudaBackend):
         grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
         data, dtype = data.ready(is_forward=False), call.query.dtype
-        if (rounded := product_type(dtype)) == dtype:
+        if dtype is not torch.float32 or (rounded := product_type(dtype)) is dtype:
             return launch_gradients(data, call, output, grad_output, wanted, into, grad_lse)
         found = launch_gradients(data, call.to(rounded), output, grad_output, wanted, grad_lse=grad_lse)
         return Gradients(*[None if gradient is None else gradient.to(dtype) for gradient in found])
+
+
+def launch_forward(data: Fused3SData, call: Call) -> torch.Tensor:
+    """Queue the forward pass on torch's current stream, by one of the two kernels."""
+    _, num_heads, dim = call.query.shape
+    by_edge = _takes_edge_kernel(data, call.query, call.edges)
+    if dim % 2 and not (by_edge and takes_columns(call)):
+        return launch_forward(data, padded_call(call))[..., :dim].contiguous()
+    if by_edge:
+        return launch_edge_kernel(data, call)
+    of_edges = (0, None, True)
+    if call.edges is not None:
+        of_edges = terms_of(call.edges), call.edges.score, folds_heads(call.edges)
+    arguments = call.out_dtype, dim, data.work_items.shape[1], num_heads
+    return launch(choose_instance(input_element(call.query.dtype), *arguments, *of_edges), data, call)
 
 
 def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges | None) -> bool:
     """Whether a call runs cuda/fused3s_edges.cu."""
     if data.work_items is None:
         return True
-    terms = terms_of(edges)
-    if not forward_fits_tiles(edges, query.dtype):
+    if edges is not None and not forward_fits_tiles(edges, query.dtype):
         require_edge_arrays(data.row_items)
         return True
     if data.row_items is None:
         return False
     tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
-    return takes_edges(tuning, data.size, num_heads, dim, 0 if folds_heads(edges) else terms) is not False
+    terms = 0 if edges is None or folds_heads(edges) else terms_of(edges)
+    return takes_edges(tuning, data.size, num_heads, dim, terms) is not False
 
 
 def heads_of_group(num_heads: int, dim: int) -> int:
@@ -337,7 +341,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
         [num_rows, H, d] contiguous, of the instance's output type.
 
     Raises:
-        ValueError: the instance does not match tensors or schedule, or an input requires a gradient.
+        ValueError: the instance does not match tensors or schedule.
     """
     query, key, value, scale, _, lse, edges = call
     element, out_dtype, dim, heads, warps, _, dim_warps = instance.arguments
@@ -348,19 +352,14 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
             f"{query.dtype}, d = {query.shape[2]}, and the schedule {items} work items"
         )
     itemsize = query.itemsize
-    query, key, value = checked_inputs("fused3s", out_dtype, query, key, value, row_bytes=load_bytes(dim, itemsize))
+    query, key, value = aligned_rows((query, key, value), load_bytes(dim, itemsize))
     num_rows, num_heads = query.shape[:2]
     num_groups = -(-num_heads // heads)
     output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
     of_edges = {} if edges is None else _edge_tensors(instance.arguments, data, edges, num_heads)
-    kernel = planned_kernel(instance, query)
-    partials = arrived = None
-    if num_partials := data.num_splits * num_groups:
-        # Scratch memory per call: a plan may run on several streams at once.
-        partials = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
-        arrived = semaphores(num_partials * warps, query.device)
+    kernel, num_partials = planned_kernel(instance, query), data.num_splits * num_groups
     strides = query.stride(), key.stride(), value.stride()
     unit = product_unit(torch.float16, instance.arguments.terms)
     launch_kernel(
@@ -375,8 +374,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
             "value": value,
             "output": output,
             "lse": lse,
-            "partial": partials,
-            "semaphores": arrived,
+            **split_scratch(kernel, num_partials, num_partials * warps, query),
             "row_ids": data.row_ids,
             **of_edges,
         },

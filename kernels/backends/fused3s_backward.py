@@ -19,10 +19,9 @@ from ..runtime.jit import (
     instance_sizes,
 )
 from ..runtime.launch import launch_kernel
-from ..runtime.semaphores import semaphores
 from ..tuning import WARP_ROW_BYTES, tuning_for
 from .base import Call, Gradients, Memory
-from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, planned_kernel, stride_scalars
+from .cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, planned_kernel, split_scratch, stride_scalars
 from .fused3s_data import Fused3SData
 from .fused3s_shapes import COMMON_DIM
 from .score_values import (
@@ -138,11 +137,10 @@ def launch_backward(
         del instances[1]
     itemsize = query.itemsize
     row_bytes = load_bytes(dim, itemsize)
-    query, key, value = aligned_rows(query, row_bytes), aligned_rows(key, row_bytes), aligned_rows(value, row_bytes)
     if grad_output.dtype is not query.dtype:
         grad_output = grad_output.to(query.dtype)
-    grad_output = aligned_rows(grad_output, row_bytes)
-    output = aligned_rows(output.to(query.dtype).contiguous(), row_bytes)
+    inputs = query, key, value, grad_output, output.to(query.dtype).contiguous()
+    query, key, value, grad_output, output = aligned_rows(inputs, row_bytes)
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     row_stats = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     sizes = data.num_rows, data.num_cols, num_heads
@@ -174,10 +172,7 @@ def launch_backward(
         if not gradient.numel():
             continue
         kernel, warps = planned_kernel(instance, query), instance.arguments.warps
-        partial = arrived = None
-        if num_partials := num_splits * num_heads:
-            partial = query.new_empty(num_partials * kernel.sizes.partial_floats, dtype=torch.float32)
-            arrived = semaphores(num_partials * warps, query.device)
+        num_partials = num_splits * num_heads
         launch_kernel(
             kernel,
             (work_items.shape[0], num_heads),
@@ -186,8 +181,7 @@ def launch_backward(
                 "kv_tiles": kv_tiles,
                 "work_items": work_items,
                 **tensors,
-                "partial": partial,
-                "semaphores": arrived,
+                **split_scratch(kernel, num_partials, num_partials * warps, query),
                 "row_ids": row_ids,
             },
             _scalars(kernel, sizes, gradient.stride(0) // dim, scale, itemsize, strides, mask, score_scalars(edges)),

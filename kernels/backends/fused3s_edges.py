@@ -10,10 +10,9 @@ from ..edge_data import BoundEdges
 from ..runtime.device import WARP_SIZE, GPULimits, gpu_limits
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
-from ..runtime.semaphores import semaphores
 from ..tuning import MOST_LANES, tuning_for
 from .base import Call
-from .cuda import aligned_rows, check_out_dtype, load_bytes, refuse_gradients, stride_scalars
+from .cuda import aligned_rows, check_out_dtype, load_bytes, split_scratch, stride_scalars
 from .feature_products import (
     FEATURES,
     PACK_PAIR_FEATURES,
@@ -74,13 +73,12 @@ def takes_pairs(num_heads: int, dim: int, dtype: torch.dtype, terms: int) -> boo
     return has_features and dtype != torch.float32 and 8 < dim <= 16 and heads in (4, 8)
 
 
-def lane_rows(num_heads: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor [.., H, d] itself if its rows are aligned as the edge-by-edge kernels load them, else a copy."""
-    dim, dtype = tensor.shape[2], tensor.dtype
+@lru_cache
+def lane_alignment(num_heads: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """How the edge-by-edge kernels load rows: arguments of `aligned_rows`."""
     if not is_packed(dim, dtype):
-        return aligned_rows(tensor, load_bytes(dim, tensor.itemsize))
-    heads = heads_of_lane_group(num_heads, dim, dtype)
-    return aligned_rows(tensor, load_bytes(heads * dim, tensor.itemsize, most=8), side_by_side=dim)
+        return load_bytes(dim, dtype.itemsize), 0
+    return load_bytes(heads_of_lane_group(num_heads, dim, dtype) * dim, dtype.itemsize, most=8), dim
 
 
 def part_edges_for_heads(num_edges: int, device: torch.device, num_heads: int, dim: int, dtype: torch.dtype) -> int:
@@ -104,6 +102,7 @@ def edge_instance(
     dtype: torch.dtype, out_dtype: torch.dtype, dim: int, num_heads: int, terms: int, score: str | None = None
 ) -> KernelInstance:
     """The instance of cuda/fused3s_edges.cu for heads of `edge_columns`; `terms`: bits of enum EdgeTerm."""
+    check_out_dtype(out_dtype, dtype)
     arguments = dtype, out_dtype, dim, heads_of_lane_group(num_heads, dim, dtype), terms
     return KernelInstance("fused3s_edges.cu", "fused3s_edges", arguments, score=score)
 
@@ -121,30 +120,25 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
     """
     query, key, value, scale, out_dtype, lse, edges = call
     num_rows, num_heads, dim = query.shape
-    score, terms = None if edges is None else edges.score, terms_of(edges)
-    instance = edge_instance(query.dtype, out_dtype, dim, num_heads, terms, score)
-    itemsize, unit = query.itemsize, product_unit(query.dtype, terms)
-    check_out_dtype(out_dtype, query.dtype)
-    refuse_gradients("fused3s", query, key, value)
-    query, key, value = [lane_rows(num_heads, tensor) for tensor in (query, key, value)]
+    dtype, score, terms, scalars, of_edges = query.dtype, None, 0, (), {}
+    if edges is not None:
+        score, terms, scalars, of_edges = edges.score, terms_of(edges), term_scalars(edges), edge_tensors(edges)
+    instance = edge_instance(dtype, out_dtype, dim, num_heads, terms, score)
+    query, key, value = aligned_rows((query, key, value), *lane_alignment(num_heads, dim, dtype))
     output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
-    kernel = get_kernel(instance, query.device.index)
-    num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim, query.dtype))
-    num_items, num_parts = data.row_items.shape[0], data.row_parts.shape[0]
-    partial = arrived = feature_sums = None
-    if num_parts:
-        partial = query.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
-        arrived = semaphores(num_parts * num_groups, query.device)
-    of_edges = edge_tensors(edges)
-    if edges is not None and takes_pairs(num_heads, dim, query.dtype, terms):
+    kernel, feature_sums = get_kernel(instance, query.device.index), None
+    num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim, dtype))
+    num_items, num_partials = data.row_items.shape[0], data.row_parts.shape[0] * num_groups
+    if edges is not None and takes_pairs(num_heads, dim, dtype, terms):
         of_edges["feature_weights"] = pack_features(PACK_PAIR_FEATURES, edges, num_heads, PAIR_WORDS, PAIR_WORDS)
     elif edges is not None:
         if edges.key_weight is not None:  # u = W^T q
             of_edges["projected"] = project_query(query, edges.key_weight.contiguous())
         if edges.value_weight is not None:
             of_edges["feature_sums"] = feature_sums = query.new_empty((num_heads, num_rows, FEATURES))
+    sizes = num_rows, num_items, num_heads, scale * product_unit(dtype, terms), dtype.itemsize
     strides = query.stride(), key.stride(), value.stride()
     launch_kernel(
         kernel,
@@ -159,11 +153,10 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
             "value": value,
             "output": output,
             "lse": lse,
-            "partial": partial,
-            "semaphores": arrived,
+            **split_scratch(kernel, num_partials, num_partials, query),
             **of_edges,
         },
-        _scalars(kernel, num_rows, num_items, num_heads, scale * unit, itemsize, strides, term_scalars(edges)),
+        _scalars(kernel, *sizes, strides, scalars),
         overlaps=True,
     )
     if feature_sums is not None:  # O += W' s

@@ -1,6 +1,7 @@
 """The backward pass of `fused3s` edge by edge; see cuda/fused3s_edges_backward.cu."""
 
 from functools import lru_cache
+from operator import is_
 
 import torch
 
@@ -8,13 +9,12 @@ from ..edge_data import BoundEdges
 from ..runtime.device import WARP_SIZE
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.launch import launch_kernel
-from ..runtime.semaphores import semaphores
 from .base import Call, Gradients, Memory
-from .cuda import stride_scalars
+from .cuda import aligned_rows, split_scratch, stride_scalars
 from .feature_products import FEATURES, add_features, project_query, weight_gradients
 from .fused3s_backward import new_gradients, wanted_of
 from .fused3s_data import Fused3SData
-from .fused3s_edges import TERM_DEFAULTS, WARPS, edge_tensors, heads_of_lane_group, lane_rows, term_scalars
+from .fused3s_edges import TERM_DEFAULTS, WARPS, edge_tensors, heads_of_lane_group, lane_alignment, term_scalars
 from .score_values import Members, gradient_members, new_value_gradients, summed_gradients, terms_of
 
 SOURCE = "fused3s_edges_backward.cu"
@@ -64,20 +64,20 @@ def launch_edge_backward(
     """
     query, key, value, scale, _, lse, edges = call
     num_rows, num_heads, dim = query.shape
-    score = None if edges is None else edges.score
-    shape = dim, num_heads
-    over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, *shape, terms_of(edges), score)
+    terms, score = (0, None) if edges is None else (terms_of(edges), edges.score)
+    over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, dim, num_heads, terms, score)
     if grad_output.dtype is not query.dtype:
         grad_output = grad_output.to(query.dtype)
-    query, grad_output, key, value = [lane_rows(num_heads, each) for each in (query, grad_output, key, value)]
+    alignment = lane_alignment(num_heads, dim, query.dtype)
+    query, grad_output, key, value = aligned_rows((query, grad_output, key, value), *alignment)
     of_edges = None if edges is None else _EdgeTensors(data, query, grad_output, edges, wanted)
     row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
-    if into is not None and any(lane_rows(num_heads, each) is not each for each in into):
+    if into is not None and not all(map(is_, into, aligned_rows(into, *alignment))):
         into = None
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     if into and edges is not None and edges.key_weight is not None:
         (grad_query,) = new_gradients(query)  # add_features needs contiguous rows
-    scalars = num_rows, num_heads, scale, term_scalars(edges)
+    scalars = num_rows, num_heads, scale, () if edges is None else term_scalars(edges)
     _launch(
         over_rows,
         {
@@ -204,16 +204,13 @@ def _launch(instance: KernelInstance, tensors: dict[str, torch.Tensor | None], s
     _, num_heads, dim = own.shape
     kernel = get_kernel(instance, own.device.index)
     num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim, own.dtype))
-    partial = arrived = None
-    if num_parts:
-        partial = own.new_empty(num_parts * num_groups * kernel.sizes.partial_floats, dtype=torch.float32)
-        arrived = semaphores(num_parts * num_groups, own.device)
-    strides = tuple([tensors[name].stride() for name in BY_ROW])
+    num_partials = num_parts * num_groups
+    strides = tuple(map(torch.Tensor.stride, map(tensors.__getitem__, BY_ROW)))
     launch_kernel(
         kernel,
         (-(-num_items // kernel.sizes.block_items), num_groups),
         WARPS * WARP_SIZE,
-        {**tensors, "partial": partial, "semaphores": arrived},
+        {**tensors, **split_scratch(kernel, num_partials, num_partials, own)},
         _scalars(kernel, num_items, gradient.stride(0) // dim, own.itemsize, strides, *scalars),
         overlaps=True,
     )

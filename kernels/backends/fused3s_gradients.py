@@ -38,13 +38,15 @@ def launch_gradients(
 ) -> Gradients:
     """Queue the backward pass on torch's current stream; arguments as in `Backend.attend_backward`."""
     dim = call.query.shape[2]
-    by_tile = data.column_work_items is not None and backward_fits_tiles(call.edges, call.query.dtype)
+    by_tile = data.column_work_items is not None and (
+        call.edges is None or backward_fits_tiles(call.edges, call.query.dtype)
+    )
     if dim % 2 and (by_tile or not takes_columns(call)):  # as in the forward pass
         output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
         found = launch_gradients(data, padded_call(call), output, grad_output, wanted, grad_lse=grad_lse)
         return _without_padding(found, dim)
-    if not by_tile:
-        require_edge_arrays(data.column_items)
+    if not by_tile and data.column_items is None:
+        require_edge_arrays(None)
     launch = launch_backward if by_tile else launch_edge_backward
     return launch(data, call, output, grad_output, wanted, into, grad_lse)
 

@@ -40,7 +40,8 @@ class Fused3SPlan:
             graph: what was planned, if nobody has checked it.
         """
         self.arrays, self._memory, self._lock = arrays, memory, Lock()
-        self._device = next(tensors_of(arrays)).device
+        self._tensors = tuple(tensors_of(arrays))
+        self._device = self._tensors[0].device
         self._forward_passes, self._is_stale = 0, False
         self._graph = self._numbers = None
         self._made = Made.on(self._device)
@@ -65,7 +66,7 @@ class Fused3SPlan:
                 "plan: PlanRoom.fill planned another graph between the forward and the backward pass of a call; call "
                 "backward first, or take a second PlanRoom"
             )
-        self._made.used_by_current_stream(tensors_of(self.arrays))
+        self._made.used_by_current_stream(self._tensors)
         return self.arrays
 
     def settled(self) -> "Fused3SPlan":

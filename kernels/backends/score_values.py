@@ -1,5 +1,7 @@
 """Score terms for the kernels of `fused3s`: bits of terms, members of struct Params, gradients of values."""
 
+from functools import lru_cache
+
 import torch
 
 from ..edge_data import VALUES, BoundEdges
@@ -33,6 +35,7 @@ def terms_of(edges: BoundEdges | None) -> int:
     return sum([bit for name, bit in _FIELD_BITS if getattr(edges, name) is not None])
 
 
+@lru_cache
 def product_unit(dtype: torch.dtype, terms: int) -> float:
     """kProductUnit of cuda/score_terms.cuh."""
     return 1.0 if dtype == torch.float32 or terms & EXPRESSION else LOG2E
