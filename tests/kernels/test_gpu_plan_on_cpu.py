@@ -7,12 +7,13 @@ import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_oracle import COUNT, WINDOW, make_tile_slots, row_item_arrays, schedule_of_form, tiles_of_csr
 
+from fused3s.backends.kernel_choice import GraphSize
 from fused3s.formats import gpu_csr, gpu_plan
 from fused3s.formats.csr import CSRPattern
 from fused3s.formats.edges import canonical_csr
-from fused3s.formats.gpu_csr import EdgeSource
+from fused3s.formats.gpu_csr import EdgeSource, PlanNumber
 from fused3s.formats.gpu_plan import GPUPlan, PlanForm
-from fused3s.formats.schedule import ScheduleForm, most_tiles_of
+from fused3s.formats.schedule import SCHEDULE_NUMBERS, ScheduleForm, most_tiles_of
 from fused3s.runtime.jit import KernelInstance
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM
 from tests.cuda_shim.oracle import GRAPHS
@@ -39,24 +40,29 @@ def check(monkeypatch, indptr, indices, shape, *forms, mode="late", label="", pa
     with gpu_on_cpu(monkeypatch, mode):
         plan = GPUPlan(form, CPU)
         plan.fill(EdgeSource(indices, indptr.long()))
-    exact = plan.exact(plan.numbers.tolist())
+    numbers = plan.numbers.tolist()
+    exact = plan.exact(plan.arrays(GraphSize(*shape, indices.numel()), None), numbers)
     offsets, columns = canonical_csr(CSRPattern(indptr, indices, shape), CPU)
     kv_tiles, tile_offset = tiles_of_csr(offsets, columns, shape[1])
     expected = {"offsets": offsets, "columns": columns, "tile_offset": tile_offset, "kv_tiles": kv_tiles}
     found = {"offsets": plan.csr.offsets[0], "columns": plan.csr.indices}
-    found |= {"tile_offset": exact.tile_offset[0], "kv_tiles": exact.kv_tiles[0]}
+    found |= {"tile_offset": exact.tile_offset, "kv_tiles": exact.kv_tiles}
     if part_edges:
         expected |= row_item_arrays(offsets, None, part_edges) | make_tile_slots(kv_tiles, tile_offset)
-        found |= {"row_items": exact.row_items[0], "row_parts": exact.row_parts[0]}
-        found |= dict(zip(("tile_slots", "slot_edges", "slot_places"), exact.slots, strict=True))
+        names = ("row_items", "row_parts", "tile_slots", "slot_edges", "slot_places")
+        found |= {name: getattr(exact, name) for name in names}
         behind = plan.row_items[0][len(found["row_items"]) :]
         assert torch.equal(behind, torch.tensor([-1, 0, 0, -1], dtype=torch.int32).expand_as(behind)), label
-    for which, each in enumerate(forms):
+    for which, (each, side) in enumerate(zip(forms, ("", "row_", "column_"), strict=False)):
         schedule = schedule_of_form(each, kv_tiles, tile_offset)
         expected |= {f"work items {which}": schedule.work_items}
-        found |= {f"work items {which}": exact.work_items[which]}
-        assert exact.windows[which] == schedule.windows_and_rule, label
-        assert exact.num_splits[which] == schedule.num_splits <= plan.num_splits[which], label
+        found |= {f"work items {which}": getattr(exact, f"{side}work_items")}
+        by_warp, split, *rule = numbers[PlanNumber.SCHEDULES + SCHEDULE_NUMBERS * which :][3:8]
+        windows = (by_warp, len(tile_offset) - 1 - by_warp - split, split, *rule)
+        assert windows == schedule.windows_and_rule, label
+        assert side or exact.windows == windows, label
+        num_splits = getattr(exact, f"{side or 'num_'}splits")
+        assert num_splits == schedule.num_splits <= plan.num_splits[which], label
         behind = plan.work_items[which][len(schedule.work_items) :]
         assert (behind[..., WINDOW] == -1).all(), f"{label}: work behind the last block"
         assert (behind[..., COUNT] == 0).all(), f"{label}: work behind the last block"
@@ -133,8 +139,8 @@ def test_the_order_of_threads_does_not_matter(monkeypatch):
     for inputs in (INPUTS["half_full"], INPUTS["one_warp"]):
         plans = [check(monkeypatch, indptr, indices, shape, inputs, mode=mode) for mode in MODES]
         for plan in plans[1:]:
-            assert torch.equal(plan.kv_tiles[0], plans[0].kv_tiles[0])
-            assert torch.equal(plan.work_items[0], plans[0].work_items[0])
+            assert torch.equal(plan.kv_tiles, plans[0].kv_tiles)
+            assert torch.equal(plan.work_items, plans[0].work_items)
 
 
 def test_random_sizes_of_windows(monkeypatch):
@@ -157,11 +163,11 @@ def test_more_blocks_and_windows_than_a_sort_takes(monkeypatch):
         lengths = np.random.default_rng(many).choice([0, 2, 20, 120], 16 * 150 - 3)
         indptr, indices, shape = random_csr(lengths, 2000, many)
         plan = check(monkeypatch, indptr, indices, shape, INPUTS["one_warp"])
-        assert len(plan.work_items[0]) > many
+        assert len(plan.work_items) > many
     lengths = np.random.default_rng(3).choice([0, 2, 5], 16 * 100)
     plan = check(monkeypatch, *random_csr(lengths, 900, 4), INPUTS["gpu"])
-    assert plan.windows[0][-1] == 0, "all are sorted"
-    assert plan.windows[0][0] > 64
+    assert plan.windows[-1] == 0, "all are sorted"
+    assert plan.windows[0] > 64
 
 
 @pytest.mark.parametrize("many", [1, 4096])
@@ -171,8 +177,8 @@ def test_blocks_of_just_warp_tiles_a_warp_do_not_lead(monkeypatch, many):
     lengths = [0] * 16 * 5
     lengths[::16] = [16 * 12, 16 * 13, 16 * 12 + 1, 5, 16 * 4]  # warp_tiles is 3, with 4 warps a block
     plan = check(monkeypatch, *random_csr(lengths, 900, 1), INPUTS["gpu"])
-    assert plan.windows[0][:3] == (1, 4, 0)
-    assert plan.work_items[0][:, 0, WINDOW].tolist() == [1, 2, 3, 0, 4]
+    assert plan.windows[:3] == (1, 4, 0)
+    assert plan.work_items[:, 0, WINDOW].tolist() == [1, 2, 3, 0, 4]
 
 
 def test_more_rows_than_a_block_counts(monkeypatch):
