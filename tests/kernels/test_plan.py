@@ -15,10 +15,10 @@ from baselines import REGISTRY
 from baselines.published import PublishedBackend
 from fused3s import AttentionPlan, plan_attention
 from fused3s.backends.cuda import CudaBackend
-from fused3s.operators import Operands
 from fused3s.runtime import jit
 from fused3s.runtime.device import GPULimits
-from fused3s.tensor_record import map_tensors, num_bytes, tensors_of
+from fused3s.torch_side.operators import Operands
+from fused3s.torch_side.tensor_record import map_tensors, num_bytes, tensors_of
 
 GPU = torch.device("cuda", 0)
 HALF, FLOAT = torch.float16, torch.float32
