@@ -27,8 +27,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fused3s.backends.base import Backend, Call, InputSpec
 from fused3s.backends.cuda import refuse_gradients
-from fused3s.edge_data import BoundEdges
-from fused3s.formats.edges import canonical_csr
+from fused3s.graph.edges import canonical_csr
+from fused3s.terms.edge_data import BoundEdges
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_ELEMENTS = 2**31 - 1  # of q: the kernel computes its addresses in 32 bits

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fused3s.formats.csr import as_tensor, check_csr, csr_pattern
+from fused3s.graph.csr import as_tensor, check_csr, csr_pattern
 from fused3s.runtime.kernel_cache import import_cupy
-from fused3s.tensor_record import map_tensors
+from fused3s.torch_side.tensor_record import map_tensors
 
 from .bsb_build import build_bsb_arrays
 

@@ -28,7 +28,7 @@ import torch
 from fused3s.backends.base import Call, InputSpec
 from fused3s.backends.cuda import HALF_TYPES, LOG2E, MAX_DIM, CudaBackend, aligned_rows, refuse_gradients
 from fused3s.errors import UnsupportedGraphError
-from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.graph.edges import canonical_csr, rows_of_edges
 from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel

@@ -7,9 +7,9 @@ import torch
 
 from data.dgl import dgl_has_cuda, import_dgl
 from fused3s.backends.base import Backend, Call, InputSpec, dropout_factors
-from fused3s.edge_data import BoundEdges, transform_scores
-from fused3s.formats.edges import canonical_csr
-from fused3s.once_differentiable import once_differentiable
+from fused3s.graph.edges import canonical_csr
+from fused3s.terms.edge_data import BoundEdges, transform_scores
+from fused3s.torch_side.once_differentiable import once_differentiable
 
 
 class DGLBackend(Backend):

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from fused3s.backends.base import Backend, Call, InputSpec
 from fused3s.errors import UnsupportedGraphError
-from fused3s.formats.edges import canonical_csr, is_distinct, rows_of_edges
+from fused3s.graph.edges import canonical_csr, is_distinct, rows_of_edges
 
 BLOCK = 128  # FlexAttention's own default
 WORD = 32  # bits of a word of the mask

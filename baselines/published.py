@@ -21,7 +21,7 @@ import torch
 from fused3s.backends.base import Backend, Call, InputSpec
 from fused3s.backends.cuda import NO_GPU, refuse_gradients
 from fused3s.errors import UnsupportedGraphError
-from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.graph.edges import canonical_csr, rows_of_edges
 
 WIDTHS = (64, 128, 256)
 HYPER_BYTES = 48 * 1024  # of shared memory that a launch may take without more ado

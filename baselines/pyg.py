@@ -18,8 +18,8 @@ from typing import Any, Optional
 import torch
 
 from fused3s.backends.base import Backend, Call, InputSpec
-from fused3s.edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
-from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.graph.edges import canonical_csr, rows_of_edges
+from fused3s.terms.edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fused3s.backends.base import Backend, Call, InputSpec
 from fused3s.errors import UnsupportedGraphError
-from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.graph.edges import canonical_csr, rows_of_edges
 
 MAX_MASK_BYTES = 16 << 30
 ALIGNMENT = 16  # fused attention reads a row of the mask in whole 16-byte pieces

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fused3s.backends.base import Backend, Call, Gradients, InputSpec, Memory
 from fused3s.backends.cuda import NO_GPU, refuse_gradients
 from fused3s.errors import UnsupportedGraphError
-from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.graph.edges import canonical_csr, rows_of_edges
 
 TERMS = ("s + column0", "column0 + s")  # normalised score terms that it can express
 Grid = tuple[int, int]  # latitudes, longitudes

@@ -29,9 +29,9 @@ from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernel
 from bench.traffic import gathered_bytes, gathered_columns
 from configs.bench import NO_EDGES, BenchConfig, Shape
 from data.sources.sphere import Sphere
-from fused3s.formats.csr import CSRPattern, as_tensor, csr_from_edges
-from fused3s.formats.edge_list import EdgeList
-from fused3s.formats.edges import canonical_csr, rows_of_edges
+from fused3s.graph.csr import CSRPattern, as_tensor, csr_from_edges
+from fused3s.graph.edge_list import EdgeList
+from fused3s.graph.edges import canonical_csr, rows_of_edges
 
 ALLOWED_OVER_TORCH = 2.0  # error over that of plain torch
 

@@ -42,7 +42,7 @@ def float64_attention(
         query: [num_rows, d] or [num_rows, H, d]; key, value: [num_cols, d] or [num_cols, H, d], any float type.
         indptr: [num_rows + 1] int64; indices: [nnz] int32 or int64, without duplicates.
         scale: factor of the scores.
-        edges: edge data in the order of `indices`, see `fused3s.edge_data`.
+        edges: edge data in the order of `indices`, see `fused3s.terms.edge_data`.
 
     Returns:
         query's shape in float32, on the inputs' device or on the CPU; a row without an edge is 0.

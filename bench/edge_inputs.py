@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from configs.bench import Shape, edge_kind
-from fused3s.edge_data import EdgeData
-from fused3s.formats.csr import CSRPattern
-from fused3s.score_term import ScoreTerm
+from fused3s.graph.csr import CSRPattern
+from fused3s.terms.edge_data import EdgeData
+from fused3s.terms.score_term import ScoreTerm
 
 SLOPE = 0.2  # of the leaky ReLU of gat and gatv2
 
@@ -37,7 +37,7 @@ TERMS = {
 
 @dataclass(frozen=True, eq=False)
 class EdgeInputs:
-    """Data of the edges of a CSR pattern, of its rows and columns, and weights; formulas are in `fused3s.edge_data`.
+    """Data of the edges of a CSR pattern, of its rows and columns, and weights; formulas: `fused3s.terms.edge_data`.
 
     Attributes:
         bias: [nnz, 1] or [nnz, H].

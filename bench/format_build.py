@@ -24,8 +24,8 @@ from bench.records import NONE, Row
 from bench.runner import Case, Context
 from bench.timers import Spread
 from configs.bench import BenchConfig
-from fused3s.backends.fused3s_shapes import TILE
-from fused3s.formats.csr import CSRPattern
+from fused3s.fused.shapes import TILE
+from fused3s.graph.csr import CSRPattern
 
 # (backend, variant): the function that is timed, from a graph on the device.
 BUILDS: dict[tuple[str, str], Callable[[CSRPattern], Callable[[], Any]]] = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 
 ELEMENTS = 1 << 25  # gathered at a time: 256 MiB in float64
 TORCH_ELEMENTS = 1 << 30  # gathered at a time by plain torch: 2 GiB in 16 bits, of which it keeps about six

@@ -45,9 +45,9 @@ from bench.timers import (
 )
 from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
 from configs.bench import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape, edge_kind
-from fused3s.formats.csr import CSRPattern
-from fused3s.formats.edges import canonical_csr, rows_of_edges
-from fused3s.formats.row_order import RowOrder
+from fused3s.graph.csr import CSRPattern
+from fused3s.graph.edges import canonical_csr, rows_of_edges
+from fused3s.graph.reorder.row_order import RowOrder
 from fused3s.runtime.cuda_graph import CaptureError
 from fused3s.runtime.jit import get_kernel
 

@@ -28,8 +28,8 @@ from bench.records import Row
 from bench.runner import Case, Context, UnsupportedInputsError
 from bench.timers import time_kernels_by_turns
 from configs.bench import BenchConfig, Shape
-from fused3s.formats.csr import CSRPattern
-from fused3s.formats.edges import rows_of_edges
+from fused3s.graph.csr import CSRPattern
+from fused3s.graph.edges import rows_of_edges
 
 FLEX = "flex_attention"
 Passes = tuple[Callable[[], torch.Tensor], Callable[[], Gradients]]  # forward and backward of one attention

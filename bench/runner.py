@@ -24,7 +24,7 @@ from bench.provenance import provenance
 from bench.records import NONE, Provenance, Row, Status, append_rows, finished, key, read_rows
 from configs.bench import BenchConfig, Shape
 from data import GraphMeta, LoadedGraph
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 from fused3s.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError
 from parallel.group import on_first_rank, share

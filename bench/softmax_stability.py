@@ -29,7 +29,7 @@ from bench.records import NONE, Row
 from bench.runner import Case, Context, dtype_name
 from bench.timers import Spread
 from configs.bench import BenchConfig
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 
 SPREADS = (1, 2, 4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256)
 SHIFTS = (0, *(sign * size for size in (4, 8, 11, 16, 32, 64, 80, 88, 96, 104, 128, 256, 1024) for sign in (1, -1)))

@@ -15,8 +15,8 @@ Padding of blocks, index arrays and columns gathered twice are left out: they be
 import torch
 
 from baselines.bsb import BSB, PAPER_TILE
-from fused3s.formats.csr import CSRPattern
-from fused3s.formats.edges import rows_of_edges
+from fused3s.graph.csr import CSRPattern
+from fused3s.graph.edges import rows_of_edges
 
 
 def gathered_columns(pattern: CSRPattern, group: int = 1) -> int:

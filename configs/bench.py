@@ -31,7 +31,7 @@ EDGE_PARALLEL = {
 }
 SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with switches of its own
 WITH_FLOAT32 = "+float32"  # of a backend of `training`: its attention computes in float32 in 16-bit layers
-REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `fused3s.formats.row_order`
+REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `fused3s.graph.reorder.row_order`
 
 SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})(?:/([1-9][0-9]{0,4}))?")  # heads x head dimension / KV heads
 NO_EDGES = "none"

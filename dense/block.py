@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 
 from fused3s.backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
-from fused3s.dropout import Dropout
 from fused3s.runtime.device import gpu_limits
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
+from fused3s.terms.dropout import Dropout
 
 from .weights import ARCH, CAPABILITY, DIMS, WIDTHS, block_threads, forward_layout, num_blocks, pack_tiles
 

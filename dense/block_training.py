@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 
 from fused3s.backends.cuda import aligned_rows
-from fused3s.dropout import Dropout
 from fused3s.runtime.device import gpu_limits
 from fused3s.runtime.jit import KernelInstance, compile_ahead, get_kernel
 from fused3s.runtime.launch import launch_kernel, next_waits
+from fused3s.terms.dropout import Dropout
 
 from .block import Kept, block_instance, dense_block_unavailable, dropout_rescale, run_dense_block
 from .residual_norm import ColumnSums

@@ -17,7 +17,7 @@ from bench.timers import Spread, mark, milliseconds_between
 from data.csr_batches import CsrBatch, CsrBatches, GraphRange
 from data.prefetch import made_ahead
 from fused3s import AttentionPlan
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
 from training.padded_batches import PaddedBatches

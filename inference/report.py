@@ -17,7 +17,7 @@ from bench.timers import Spread
 from configs import Config
 from data import GraphMeta
 from data.atomic import replacing
-from fused3s.formats.row_order import RowOrder
+from fused3s.graph.reorder.row_order import RowOrder
 from inference.run import Run
 
 

@@ -18,13 +18,13 @@ __version__ = "0.2.0"  # pyproject.toml reads it here
 
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
 from .captured_step import capture_step, copy_padded_
-from .dropout import Dropout
-from .edge_data import BoundEdges, EdgeData
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
-from .formats.key_lists import KeyLists
+from .graph.key_lists import KeyLists
 from .plan_room import PlanRoom, plan_many
-from .score_term import ScoreTerm
-from .side_by_side import split_qkv
+from .terms.dropout import Dropout
+from .terms.edge_data import BoundEdges, EdgeData
+from .terms.score_term import ScoreTerm
+from .torch_side.side_by_side import split_qkv
 
 __all__ = [
     "AttentionPlan",

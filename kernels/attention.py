@@ -3,11 +3,11 @@
 O = softmax(scale * Q K^T masked by A) V for a sparse binary A (paper, equation 1). docs/semantics.md states what all
 backends do with rows without edges, repeated edges, infinities and NaN, types, dropout, gradients and sizes.
 
-Shapes (`fused3s.call_shapes`), with every backend: k and v with fewer heads than q (GQA, MQA), v with other columns
-than k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
+Shapes (`fused3s.torch_side.call_shapes`), with every backend: k and v with fewer heads than q (GQA, MQA), v with other
+columns than k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
 
 torch.compile treats the attention of a backend that it cannot trace as one operator, without a graph break
-(`fused3s.operators`).
+(`fused3s.torch_side.operators`).
 """
 
 import logging
@@ -29,23 +29,23 @@ from .arguments import (
     check_word,
     resolve_device,
 )
-from .autocast import input_type
 from .backends import AUTO, REGISTRY
 from .backends.base import Backend, InputSpec
-from .call_shapes import HeadGroups, head_counts
-from .dropout import Dropout
-from .edge_data import EdgeData
 from .errors import BackendUnavailableError, SlowerBackendWarning, UnsupportedGraphError
-from .formats.csr import CSRPattern, csr_from_edges
-from .formats.edge_list import EdgeList
-from .formats.edge_order import edge_order
-from .formats.graph_forms import count_edges, graph_record
-from .formats.grouped_graph import check_graph, grouped_edges, grouped_rows
-from .formats.key_lists import KeyLists
-from .formats.row_order import RowOrder, check_method, check_permutation, permute_rows
+from .fused.tuning import CHECKED_EDGES, SETTLED_EDGES
+from .graph.csr import CSRPattern, csr_from_edges
+from .graph.edge_list import EdgeList
+from .graph.edge_order import edge_order
+from .graph.forms import count_edges, graph_record
+from .graph.grouped import check_graph, grouped_edges, grouped_rows
+from .graph.key_lists import KeyLists
+from .graph.reorder.row_order import RowOrder, check_method, check_permutation, permute_rows
 from .plan import AttentionPlan
-from .score_term import ScoreTerm
-from .tuning import CHECKED_EDGES, SETTLED_EDGES
+from .terms.dropout import Dropout
+from .terms.edge_data import EdgeData
+from .terms.score_term import ScoreTerm
+from .torch_side.autocast import input_type
+from .torch_side.call_shapes import HeadGroups, head_counts
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +113,8 @@ def plan_attention(
         num_kv_heads: number of heads of k and v, times that of a batch, for grouped queries; a divisor of `num_heads`.
             The plan then takes calls of num_heads / num_kv_heads query heads of each KV head, and no others.
         out_dtype: type of the output; None means `dtype`.
-        reorder: "none", "communities" or "auto": a row order that saves gathers, see `formats.row_order`. q, k, v and
-            the output stay in the caller's order. The plan's `order` states its cost and savings. "auto" keeps the
+        reorder: "none", "communities" or "auto": a row order that saves gathers (`graph.reorder`). q, k, v and the
+            output stay in the caller's order. The plan's `order` states its cost and savings. "auto" keeps the
             natural order if reordering does not pay or no backend on `device` supports it. Or a permutation [num_rows],
             int32 or int64, such as `order.perm` of an earlier plan: row reorder[i] comes i-th. With grouped queries,
             the heads of a query stay together; `order` then counts windows of 16 queries. Not with lists for each KV
@@ -291,7 +291,7 @@ def _row_order(
     if perm is not None:
         check_permutation("reorder", perm, pattern.shape[0])
         return None, perm.int()
-    from .formats.row_order_search import find_row_order  # the only part that needs SciPy
+    from .graph.reorder.search import find_row_order  # the only part that needs SciPy
 
     order = find_row_order(pattern, method)
     return order, order.perm

@@ -8,19 +8,28 @@ from typing import Any, Literal, overload
 import torch
 
 from .arguments import DTYPES, check_flag, finite_number, resolve_device
-from .autograd import OF_ROWS, attend_with_gradients, is_differentiated
 from .backends import REGISTRY
 from .backends.base import Call, Gradients, InputSpec
 from .backends.cuda import forward_only
-from .call_shapes import CallShape, HeadGroups, check_results, check_tensors
-from .dropout import Dropout, make_dropout
-from .edge_data import MAX_FEATURES, BoundEdges, EdgeData, belongs_to_edges, bind, cast_floats, check_edges, score_shape
-from .edge_groups import bind_groups, edges_of_call, groups_of
-from .formats.edge_order import EdgeOrder
-from .formats.row_order import RowOrder
-from .operators import attend_as_operator, numbered
-from .tensor_record import num_bytes
-from .torch_private import dispatch_modes
+from .graph.edge_order import EdgeOrder
+from .graph.reorder.row_order import RowOrder
+from .terms.dropout import Dropout, make_dropout
+from .terms.edge_data import (
+    MAX_FEATURES,
+    BoundEdges,
+    EdgeData,
+    belongs_to_edges,
+    bind,
+    cast_floats,
+    check_edges,
+    score_shape,
+)
+from .terms.edge_groups import bind_groups, edges_of_call, groups_of
+from .torch_side.autograd import OF_ROWS, attend_with_gradients, is_differentiated
+from .torch_side.call_shapes import CallShape, HeadGroups, check_results, check_tensors
+from .torch_side.operators import attend_as_operator, numbered
+from .torch_side.tensor_record import num_bytes
+from .torch_side.torch_private import dispatch_modes
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,15 +18,15 @@ from .arguments import DTYPES, MOST_COLUMNS, check_dense, check_dtype, check_fla
 from .attention import plan_attention
 from .backends import REGISTRY
 from .backends.base import InputSpec
-from .call_shapes import HeadGroups
 from .errors import BackendUnavailableError
-from .formats.csr import MAX_DIM
-from .formats.edge_order import EdgeOrder
-from .formats.gpu_csr import EdgeSource, PlanNumber
-from .formats.graph_forms import checked_shape
-from .formats.grouped_graph import grouped_ids
-from .formats.key_lists import KeyLists
+from .fused.planning.gpu_csr import EdgeSource, PlanNumber
+from .graph.csr import MAX_DIM
+from .graph.edge_order import EdgeOrder
+from .graph.forms import checked_shape
+from .graph.grouped import grouped_ids
+from .graph.key_lists import KeyLists
 from .plan import AttentionPlan
+from .torch_side.call_shapes import HeadGroups
 
 INTEGERS = (torch.int32, torch.int64)
 

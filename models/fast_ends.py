@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dense.residual_norm import CHUNK, ColumnSums, relu_backward_
-from fused3s.torch_private import linear_relu
+from fused3s.torch_side.torch_private import linear_relu
 from models.graph_inputs import GraphInputs
 from models.graph_transformer import GraphTransformer
 from models.readout import Readout

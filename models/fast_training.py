@@ -33,7 +33,7 @@ from dense.block_training import (
     training_block_unavailable,
 )
 from dense.residual_norm import ColumnSums
-from fused3s.dropout import Dropout
+from fused3s.terms.dropout import Dropout
 from models.batch_norm import BatchNorm
 from models.graph_transformer import Block, GraphTransformer
 from models.separate_rows import SeparateRows

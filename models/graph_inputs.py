@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fused3s import AttentionPlan, BoundEdges
 from fused3s.backends import REGISTRY
-from fused3s.edge_data import scored_edges
-from fused3s.formats.csr import CSRPattern
-from fused3s.formats.edge_order import EdgeOrder
-from fused3s.score_term import whole_expression
+from fused3s.graph.csr import CSRPattern
+from fused3s.graph.edge_order import EdgeOrder
+from fused3s.terms.edge_data import scored_edges
+from fused3s.terms.score_term import whole_expression
 from models.laplacian import laplacian_encoding
 
 

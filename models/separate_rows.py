@@ -22,7 +22,7 @@ from dense.residual_norm import (
     residual_norm,
     residual_norm_backward,
 )
-from fused3s.torch_private import linear_relu
+from fused3s.torch_side.torch_private import linear_relu
 from models.batch_norm import BatchNorm
 from models.graph_transformer import Block
 

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from fused3s import Dropout, plan_attention
 from fused3s.backends import REGISTRY
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 from parallel.cost_model import Choice, choose_scheme, share_of_heads
 from parallel.exchange import GatherExchange, HaloExchange
 from parallel.group import Group

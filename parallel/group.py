@@ -32,7 +32,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from fused3s.torch_private import default_store
+from fused3s.torch_side.torch_private import default_store
 from parallel.errors import RankError
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may compile

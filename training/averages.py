@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from fused3s.torch_private import foreach_copy_, foreach_lerp_
+from fused3s.torch_side.torch_private import foreach_copy_, foreach_lerp_
 from models import GraphModel
 
 

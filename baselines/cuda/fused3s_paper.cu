@@ -44,7 +44,7 @@
 #include "ptx/mma.cuh"
 #include "ptx/special_registers.cuh"
 #include "rows.cuh"
-#include "split_kv.cuh"
+#include "tiles/split_kv.cuh"
 
 struct Params {
   const int* tcb_row_offset;       // [num_row_windows + 1]  first TCB of each row window

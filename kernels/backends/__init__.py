@@ -4,9 +4,9 @@
 last. All other backends run only when named, after `register`: `import baselines` registers those of a clone.
 """
 
+from ..fused.backend import Fused3SBackend
 from .base import Backend
 from .csr_unfused import CSRUnfusedBackend
-from .fused3s import Fused3SBackend
 from .reference import ReferenceBackend
 from .scatter import ScatterBackend
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..dropout import Dropout, kept_edges
-from ..edge_data import BoundEdges
-from ..tensor_record import map_tensors
+from ..terms.dropout import Dropout, kept_edges
+from ..terms.edge_data import BoundEdges
+from ..torch_side.tensor_record import map_tensors
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Backend(ABC):
         autograd: whether autograd can differentiate `attend` (plain torch calls).
         has_backward: whether `attend_backward` exists, for backends without `autograd`. A backend with neither computes
             the forward pass only.
-        traceable: whether torch.compile can trace `attend`; if not, it is one operator (kernels/operators.py).
+        traceable: whether torch.compile can trace `attend`; if not, it is one operator (torch_side/operators.py).
     """
 
     name: str

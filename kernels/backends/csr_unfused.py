@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ..edge_data import BoundEdges, edge_products, transform_scores
 from ..errors import UnsupportedGraphError
-from ..formats.edges import canonical_csr, is_distinct, rows_of_edges
-from ..once_differentiable import refuse_transforms
+from ..graph.edges import canonical_csr, is_distinct, rows_of_edges
+from ..terms.edge_data import BoundEdges, edge_products, transform_scores
+from ..torch_side.once_differentiable import refuse_transforms
 from .base import Backend, Call, InputSpec, dropout_factors
 from .segments import Segments, SegmentSum, softmax
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from ..edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
-from ..formats.edges import canonical_csr, rows_of_edges
+from ..graph.edges import canonical_csr, rows_of_edges
+from ..terms.edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
 from .base import Backend, Call, InputSpec, dropout_factors
 
 ELEMENTS_PER_CHUNK = 1 << 25  # gathered elements of K or V per chunk: 256 MiB in float64
@@ -59,7 +59,7 @@ def edge_softmax_attention(
         query: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
         row, col: [nnz] int64, the edges.
         scale: factor of the scores.
-        edges: edge data (formula: `fused3s.edge_data`) in the order of `row` and `col`.
+        edges: edge data (formula: `fused3s.terms.edge_data`) in the order of `row` and `col`.
 
     Returns:
         output [num_rows, H, d] float64, and log-sum-exp [num_rows, H] float64 of each row's scores with scale and edge

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
-from ..formats.edges import canonical_csr, rows_of_edges
-from ..once_differentiable import refuse_transforms
+from ..graph.edges import canonical_csr, rows_of_edges
+from ..terms.edge_data import BoundEdges, edge_products, multiplied_keys, transform_scores
+from ..torch_side.once_differentiable import refuse_transforms
 from .base import Backend, Call, InputSpec, dropout_factors
 from .csr_unfused import CSR
 from .segments import Gather, Segments, SegmentSum, softmax

@@ -3,7 +3,7 @@
 //   O_i = sum_j keep_ij p_ij / (1 - rate) v_j          p is normalised over all edges, kept or not
 //
 // The mask depends on row and column in A, head and seed, not on tiles or the order of rows: the forward pass and both
-// backward passes compute the same mask. kernels/dropout.py computes it with torch.
+// backward passes compute the same mask. terms/dropout.py computes it with torch.
 #pragma once
 #include "common.cuh"
 

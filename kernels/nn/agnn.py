@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from .. import AttentionPlan
 from ..arguments import check_dense
-from ..autocast import input_type
+from ..torch_side.autocast import input_type
 from .base import Layer
-from .planned_edges import plan_edge_index, require_gradients
-from .self_loops import check_graph, edges_with_self_loops
+from .cached.planned_edges import plan_edge_index, require_gradients
+from .cached.self_loops import check_graph, edges_with_self_loops
 
 
 class AGNNConv(Layer):

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from .. import AttentionPlan, EdgeData, SlowerBackendWarning
 from ..arguments import MOST_COLUMNS, check_dense, check_integer, check_rate
-from ..autocast import input_type
-from ..formats.csr import MAX_DIM
+from ..graph.csr import MAX_DIM
+from ..torch_side.autocast import input_type
 from .base import Layer
+from .cached.planned_edges import plan_edge_index, require_gradients
+from .cached.self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 from .lazy_linear import check_columns
-from .planned_edges import plan_edge_index, require_gradients
-from .self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 
 _warned: set[str] = set()  # reasons; one warning each
 
@@ -33,7 +33,7 @@ class AttentionConv(Layer):
             backward: also build the arrays of the backward pass. None: if a call now would record gradients.
 
         Raises:
-            TypeError, ValueError: see `fused3s.nn.planned_edges.plan_edge_index`.
+            TypeError, ValueError: see `fused3s.nn.cached.planned_edges.plan_edge_index`.
         """
         sources, targets = two_sizes("num_nodes", num_nodes)
         edges, _ = self.edges_and_features(edge_index, None, min(sources, targets))

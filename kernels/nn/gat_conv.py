@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
 from ..backends import REGISTRY
-from ..edge_data import edge_permutation
+from ..terms.edge_data import edge_permutation
 from .attention_conv import AttentionConv, check_layer, ends_of, two_sizes
-from .edge_scores import refuse_plan, weights_of_edges
-from .joint_gat import SCORE, SCORE_OF_EDGES, GATCall
-from .joint_parameters import joint_parameters
+from .cached.edge_scores import refuse_plan, weights_of_edges
+from .cached.self_loops import check_fill_value, edge_list, is_sparse
+from .joint.gat import SCORE, SCORE_OF_EDGES, GATCall
+from .joint.one_node import run_as_node, takes_plan
+from .joint.parameters import joint_parameters
 from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
-from .one_node import run_as_node, takes_plan
-from .self_loops import check_fill_value, edge_list, is_sparse
 
 
 class GATConv(AttentionConv):

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
-from ..side_by_side import RowParts
+from ..torch_side.side_by_side import RowParts
 from .attention_conv import AttentionConv, check_layer, ends_of, warn_of_slower_layer
-from .edge_scores import refuse_plan, scores_of_edges, weights_of_edges
-from .joint_gat import GATv2Call
-from .joint_parameters import JointModule, joint_parameters
+from .cached.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
+from .cached.self_loops import check_fill_value, edge_list
+from .joint.gat import GATv2Call
+from .joint.one_node import run_as_node, takes_plan
+from .joint.parameters import JointModule, joint_parameters
+from .joint.projections import Projections
 from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
-from .one_node import run_as_node, takes_plan
-from .projections import Projections
-from .self_loops import check_fill_value, edge_list
 
 
 class GATv2Conv(JointModule, AttentionConv):

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from .. import AttentionPlan, plan_attention, split_qkv
 from ..arguments import MOST_COLUMNS, check_integer
-from ..autocast import input_type
-from ..formats.csr import MAX_DIM, is_dgl_graph
-from .planned_edges import require_gradients
+from ..graph.csr import MAX_DIM, is_dgl_graph
+from ..torch_side.autocast import input_type
+from .cached.planned_edges import require_gradients
 
 
 class SparseMHA(nn.Module):

@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 from .. import AttentionPlan, BoundEdges
 from ..arguments import check_dense
-from ..autocast import input_type
-from ..edge_data import MAX_FEATURES
-from ..side_by_side import RowParts
+from ..terms.edge_data import MAX_FEATURES
+from ..torch_side.autocast import input_type
+from ..torch_side.side_by_side import RowParts
 from .attention_conv import check_layer, ends_of, two_sizes, warn_of_slower_layer
-from .edge_attention import attend_edges
-from .edge_scores import refuse_plan, scores_of_edges, weights_of_edges
-from .joint_layer import LayerCall, takes_edges
-from .joint_parameters import JointModule, joint_parameters
+from .cached.edge_attention import attend_edges
+from .cached.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
+from .cached.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
+from .cached.self_loops import edge_list
+from .joint.layer import LayerCall, takes_edges
+from .joint.one_node import run_as_node, takes_plan
+from .joint.parameters import JointModule, joint_parameters
+from .joint.projections import Projections
 from .lazy_linear import linear
-from .one_node import run_as_node, takes_plan
-from .planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
-from .projections import Projections
-from .self_loops import edge_list
 
 
 class TransformerConv(JointModule):
@@ -112,7 +112,7 @@ class TransformerConv(JointModule):
             backward: also build the arrays of the backward pass. None: if a call now would record gradients.
 
         Raises:
-            TypeError, ValueError: see `fused3s.nn.planned_edges.plan_edge_index`.
+            TypeError, ValueError: see `fused3s.nn.cached.planned_edges.plan_edge_index`.
         """
         sources, targets = two_sizes("num_nodes", num_nodes)
         weight = self.lin_query.weight

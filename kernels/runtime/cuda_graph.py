@@ -12,7 +12,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
-from ..torch_private import abandon_pool
+from ..torch_side.torch_private import abandon_pool
 from .semaphores import graph_semaphores
 
 Result = TypeVar("Result")

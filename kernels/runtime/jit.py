@@ -69,7 +69,7 @@ class KernelInstance:
         function: name of the kernel.
         arguments: template arguments in the order of the source; a NamedTuple if the host reads them by name.
         arch: such as "sm_90a", for architecture-specific instructions; None: the GPU's architecture.
-        score: normalised expression of its score term (kernels/score_term.py).
+        score: normalised expression of its score term (kernels/terms/score_term.py).
     """
 
     source: str | Path

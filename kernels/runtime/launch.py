@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from ..torch_private import current_device_index, raw_stream
+from ..torch_side.torch_private import current_device_index, raw_stream
 from . import debug
 from .jit import Kernel
 

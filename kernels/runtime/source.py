@@ -4,12 +4,12 @@ import re
 from functools import cache
 from pathlib import Path
 
-from ..score_source import expression_source
+from ..terms.score_source import expression_source
 
 CUDA_FOLDER = Path(__file__).parents[1] / "cuda"
 
 
-EXPRESSION = "score_expression.cuh"
+EXPRESSION = "score/score_expression.cuh"
 
 
 @cache

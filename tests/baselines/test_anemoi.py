@@ -19,8 +19,8 @@ from tolerance import FLOOR, assert_within_bound, edges_of, row_errors, torch_sa
 from baselines import REGISTRY
 from fused3s import plan_attention
 from fused3s.backends.base import InputSpec
-from fused3s.edge_data import MAX_FEATURES, BoundEdges, EdgeData
-from fused3s.formats.csr import csr_pattern
+from fused3s.graph.csr import csr_pattern
+from fused3s.terms.edge_data import MAX_FEATURES, BoundEdges, EdgeData
 
 ROOT = Path(__file__).resolve().parents[3]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -60,7 +60,7 @@ def features_and_weight(num_edges: int, heads: int, dim: int, rank: int, dtype: 
 
 
 def exact_with_features(q, k, v, row, col, scale, features, weight) -> torch.Tensor:
-    """The formula of `fused3s.edge_data` in float64, row by row; features in the order of the edges (row, col)."""
+    """The formula of `fused3s.terms.edge_data` in float64, row by row; features in edge order (row, col)."""
     q, k, v, features, weight = (tensor.double().cpu().numpy() for tensor in (q, k, v, features, weight))
     row, col = row.cpu().numpy(), col.cpu().numpy()
     output = np.zeros_like(q)

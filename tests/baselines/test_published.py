@@ -8,7 +8,7 @@ import torch
 
 from baselines import REGISTRY
 from fused3s import UnsupportedGraphError, plan_attention
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 
 NODES, DIM = 37, 64  # 37 is no multiple of 8 or 16
 

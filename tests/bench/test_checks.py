@@ -8,7 +8,7 @@ from bench import checks
 from bench.checks import accuracy, compare, float64_attention, largest_row_error, row_errors
 from bench.edge_inputs import EdgeInputs
 from configs.bench import PLAIN_EDGES, Shape
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_heads_and_edge_data_agree_with_dense_attention(name, kind, monkeypatch)
 
 
 def dense_with_edges(q, k, v, graph, scale, edges, kind):
-    """The formulas of `fused3s.edge_data` with keys, values and biases of every pair of nodes: [N, H, d] float64."""
+    """The formulas of `fused3s.terms.edge_data` with keys, values and biases of all pairs: [N, H, d] float64."""
     q, k, v = q.double(), k.double(), v.double()
     row, col = map(torch.from_numpy, graph.nonzero())
     keys = k.expand(len(q), *k.shape).clone()  # [N, M, H, d]

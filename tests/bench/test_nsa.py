@@ -12,7 +12,7 @@ from bench.runner import Measure, measured
 from configs.bench import Shape
 from data.registry import registry
 from data.sources.sequence_masks import SelectedBlocks
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 
 SMALL = "nsa-64"
 

@@ -11,7 +11,7 @@ from bench.gradients import float64_gradients, torch_gradients
 from bench.runner import Measure, measured
 from data.registry import registry
 from data.sources.sphere import Sphere
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 
 RECTANGULAR = "sphere-6x8-from-11x16"
 

@@ -7,7 +7,7 @@ import torch
 from attention_cases import EDGE_CASES
 
 from bench.traffic import gathered_columns
-from fused3s.formats.csr import CSRPattern, csr_pattern
+from fused3s.graph.csr import CSRPattern, csr_pattern
 
 
 @pytest.mark.parametrize("name", EDGE_CASES)

@@ -21,13 +21,18 @@ from baselines import dfgnn, flashsparse, fused3s_paper
 from dense import batch_norm, residual_norm
 from dense import block as dense_block
 from dense import block_training as dense_block_training
-from fused3s.backends import cuda, feature_products, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward
+from fused3s.backends import cuda
+from fused3s.fused import backend as fused3s
+from fused3s.fused.edges import backward as fused3s_edges_backward
+from fused3s.fused.edges import features as feature_products
+from fused3s.fused.edges import forward as fused3s_edges
+from fused3s.fused.tiles import backward as fused3s_backward
 from fused3s.runtime import semaphores
 from fused3s.runtime.device import GPULimits
 from fused3s.runtime.jit import KernelInstance, KernelSizes
 from fused3s.runtime.params import params_layout
 from fused3s.runtime.source import CUDA_FOLDER, EXPRESSION
-from fused3s.score_source import expression_source
+from fused3s.terms.score_source import expression_source
 from parallel import rank_rows
 
 SHIM_FOLDER = Path(__file__).parent

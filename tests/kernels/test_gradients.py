@@ -24,9 +24,9 @@ from edge_cases import (
 from baselines import REGISTRY, fused3s_paper
 from fused3s import AttentionPlan, EdgeData, plan_attention, sparse_attention
 from fused3s.backends.base import Gradients
-from fused3s.dropout import Dropout, kept_edges
-from fused3s.edge_data import FLOATS
 from fused3s.runtime.cuda_graph import capture
+from fused3s.terms.dropout import Dropout, kept_edges
+from fused3s.terms.edge_data import FLOATS
 
 DOUBLE = torch.float64
 AUTOGRAD = ["reference", "dgl", "csr_unfused", "scatter", "pyg"]  # made of torch calls, with edge data

@@ -14,10 +14,10 @@ from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 from baselines import REGISTRY
 from fused3s import AttentionPlan, plan_attention
 from fused3s.backends.cuda import CudaBackend
-from fused3s.backends.fused3s_plan import Fused3SPlan
+from fused3s.fused.plan_state import Fused3SPlan
 from fused3s.runtime import jit
 from fused3s.runtime.device import GPULimits
-from fused3s.tensor_record import map_tensors, num_bytes, tensors_of
+from fused3s.torch_side.tensor_record import map_tensors, num_bytes, tensors_of
 
 GPU = torch.device("cuda", 0)
 HALF, FLOAT = torch.float16, torch.float32

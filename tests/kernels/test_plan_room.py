@@ -9,9 +9,9 @@ from poison import poisoned_buffers
 
 from fused3s import EdgeData, PlanRoom, plan_attention, plan_many
 from fused3s.backends.reference import edge_softmax_attention
-from fused3s.formats.edge_list import EdgeList
+from fused3s.graph.edge_list import EdgeList
 from fused3s.runtime.cuda_graph import capture
-from fused3s.tensor_record import tensors_of
+from fused3s.torch_side.tensor_record import tensors_of
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
 ROWS, COLS, EDGES = 90, 70, 2500

@@ -21,7 +21,7 @@ from poison import poisoned_buffers
 from torch.nn.functional import leaky_relu, pad
 
 from fused3s import Dropout, EdgeData, ScoreTerm, plan_attention
-from fused3s.dropout import kept_edges
+from fused3s.terms.dropout import kept_edges
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,11 +14,11 @@ from poison import poisoned_buffers
 from tolerance import FLOOR
 
 from fused3s.backends.base import Call, Gradients
-from fused3s.backends.fused3s_data import Fused3SData
-from fused3s.backends.fused3s_edges import launch_edge_kernel
-from fused3s.backends.fused3s_edges_backward import launch_edge_backward
-from fused3s.dropout import Dropout, kept_edges
-from fused3s.edge_data import BoundEdges, transform_scores
+from fused3s.fused.data import Fused3SData
+from fused3s.fused.edges.backward import launch_edge_backward
+from fused3s.fused.edges.forward import launch_edge_kernel
+from fused3s.terms.dropout import Dropout, kept_edges
+from fused3s.terms.edge_data import BoundEdges, transform_scores
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
 
 FACTOR = 4  # of the error of the worst row of plain torch in float32

@@ -12,8 +12,8 @@ from tolerance import FLOOR
 
 from data.dgl import import_dgl
 from fused3s import BoundEdges, EdgeData
-from fused3s.edge_data import bind
-from fused3s.formats.edge_order import EdgeOrder
+from fused3s.graph.edge_order import EdgeOrder
+from fused3s.terms.edge_data import bind
 
 RANK, TYPES, CLAMP = 11, 3, 0.8
 

@@ -14,8 +14,10 @@ import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 from poison import poisoned_buffers
 
-from fused3s.backends import fused3s, fused3s_plan, fused3s_planning
 from fused3s.backends.base import Call
+from fused3s.fused import backend as fused3s
+from fused3s.fused import plan_state as fused3s_plan
+from fused3s.fused.planning import plan as fused3s_planning
 from fused3s.runtime import streams
 from tests.cuda_shim.cuda_on_cpu import cuda_on_cpu
 

@@ -9,7 +9,7 @@ import torch
 from fused3s.backends.base import Call, Gradients, InputSpec, Memory
 from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import Edges, ReferenceBackend, edge_softmax_attention
-from fused3s.edge_data import FLOATS
+from fused3s.terms.edge_data import FLOATS
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from poison import poison
 
-from fused3s.formats import gpu_csr, gpu_edges, gpu_plan, gpu_row_items
+from fused3s.fused.planning import gpu_csr, gpu_edges, gpu_plan, gpu_row_items
 from fused3s.runtime import launch
 from tests.cuda_shim import cuda_on_cpu
 from tests.cuda_shim.cuda_on_cpu import MODES, CpuGpu

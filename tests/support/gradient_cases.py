@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from fused3s.backends.reference import edge_softmax_attention
-from fused3s.dropout import Dropout, kept_edges
 from fused3s.runtime.jit import Element, input_element
+from fused3s.terms.dropout import Dropout, kept_edges
 
 FLOOR = 5e-6  # allowed where torch's error vanishes, as with one edge a row, where dP and delta are equal
 
@@ -35,7 +35,7 @@ class GradientCase:
 
 
 def attention_with_dropout(query, key, value, row, col, scale, dropout):
-    """(output, lse) in float64 of the formula in kernels/dropout.py."""
+    """(output, lse) in float64 of the formula in kernels/terms/dropout.py."""
     if dropout is None:
         return edge_softmax_attention(query, key, value, row, col, scale)
     _, lse = edge_softmax_attention(query, key, value, row, col, scale)

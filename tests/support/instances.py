@@ -1,14 +1,15 @@
-"""Instances of cuda/fused3s.cu as tests name them, and plans without a GPU."""
+"""Instances of cuda/tiles/forward.cu as tests name them, and plans without a GPU."""
 
 import pytest
 import torch
 from plan_oracle import plan_on_cpu
 
-from fused3s.backends import fused3s, fused3s_backward
-from fused3s.backends.fused3s import fused_instance
+from fused3s.fused import backend as fused3s
+from fused3s.fused.backend import fused_instance
+from fused3s.fused.tiles import backward as fused3s_backward
+from fused3s.fused.tuning import SM90
 from fused3s.runtime.device import GPULimits
 from fused3s.runtime.jit import ELEMENTS, Element, KernelInstance
-from fused3s.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import COMPILER, sizes_alone
 
 

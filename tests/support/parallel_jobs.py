@@ -25,8 +25,8 @@ from data.dgl import import_dgl
 from fused3s.backends.base import Gradients
 from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import ReferenceBackend
-from fused3s.dropout import Dropout
 from fused3s.runtime.cuda_graph import CaptureError, capture
+from fused3s.terms.dropout import Dropout
 from models import GraphTransformer
 from parallel import (
     Group,

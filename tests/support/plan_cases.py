@@ -8,9 +8,9 @@ import torch
 from attention_cases import EDGE_CASES
 
 from fused3s.backends.base import InputSpec
-from fused3s.backends.fused3s_data import Fused3SData
-from fused3s.formats.csr import CSRPattern, csr_pattern
-from fused3s.formats.edge_list import EdgeList
+from fused3s.fused.data import Fused3SData
+from fused3s.graph.csr import CSRPattern, csr_pattern
+from fused3s.graph.edge_list import EdgeList
 
 HALF = torch.float16
 INPUTS = {

@@ -1,6 +1,6 @@
 """Plans of `fused3s` made window by window: what the tests compare the planning kernels with, and plan with on the CPU.
 
-The rules are those that kernels/formats/schedule.py and gpu_row_items.py describe and cuda/plan_*.cu computes.
+The rules are those that kernels/fused/planning/schedule.py and gpu_row_items.py describe and cuda/plan_*.cu computes.
 """
 
 from collections.abc import Callable
@@ -13,21 +13,24 @@ import pytest
 import torch
 
 from baselines.bsb import BSB
-from fused3s.backends import fused3s, fused3s_backward, fused3s_edges, fused3s_planning
 from fused3s.backends.base import InputSpec
-from fused3s.backends.fused3s_data import Fused3SData
-from fused3s.backends.fused3s_plan import Fused3SPlan
-from fused3s.backends.fused3s_shapes import TILE
-from fused3s.backends.kernel_choice import GraphSize
-from fused3s.formats.csr import CSRPattern, csr_from_edges
-from fused3s.formats.edge_list import EdgeList
-from fused3s.formats.edges import canonical_csr, rows_of_edges
-from fused3s.formats.gpu_row_items import SORT_SEGMENT as ITEM_SORT_SEGMENT
-from fused3s.formats.schedule import ITEM_WORDS, TILE_KEYS, TILE_WORDS, ScheduleForm
+from fused3s.fused import backend as fused3s
+from fused3s.fused.choice import GraphSize
+from fused3s.fused.data import Fused3SData
+from fused3s.fused.edges import forward as fused3s_edges
+from fused3s.fused.plan_state import Fused3SPlan
+from fused3s.fused.planning import plan as fused3s_planning
+from fused3s.fused.planning.gpu_row_items import SORT_SEGMENT as ITEM_SORT_SEGMENT
+from fused3s.fused.planning.schedule import ITEM_WORDS, TILE_KEYS, TILE_WORDS, ScheduleForm
+from fused3s.fused.shapes import TILE
+from fused3s.fused.tiles import backward as fused3s_backward
+from fused3s.fused.tuning import MANY_BLOCKS
+from fused3s.graph.csr import CSRPattern, csr_from_edges
+from fused3s.graph.edge_list import EdgeList
+from fused3s.graph.edges import canonical_csr, rows_of_edges
 from fused3s.runtime.device import GPULimits
-from fused3s.tuning import MANY_BLOCKS
 
-KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/fused3s.cu
+KBLOCK, KWARP = -2, -1  # kBlock and kWarp of struct WorkItem in cuda/tiles/forward.cu
 # int32 words of struct KVTile
 KEYS, BITMAP = slice(0, 16), slice(16, 24)
 # int32 words of struct WorkItem: the first KV tile, what to do, the second KV tile

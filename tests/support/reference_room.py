@@ -5,7 +5,7 @@ import scipy.sparse
 import torch
 
 from fused3s import captured_step, plan_attention
-from fused3s.formats.csr import CSRPattern
+from fused3s.graph.csr import CSRPattern
 
 
 class ReferenceRoom:

@@ -1,7 +1,7 @@
 import pytest
 
 from fused3s import plan_attention
-from fused3s.nn import planned_edges
+from fused3s.nn.cached import planned_edges
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fused3s.nn
-from fused3s.nn.edge_attention import _refuse_capture
+from fused3s.nn.cached.edge_attention import _refuse_capture
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
 
@@ -100,7 +100,7 @@ def test_gpu_capture_is_refused_by_a_torch_that_would_capture_by_itself(monkeypa
     query, edge_index = torch.randn(3, 17, 2, 4, device="cuda").half(), graph(17, 40, None, "fused3s")[1]
     arguments = (*query, None, None, None, None, 0.0, 0.5, edge_index, "fused3s", True, False)
     expected, _ = torch.ops.fused3s.attention_of_edges(*arguments)
-    monkeypatch.setattr("fused3s.nn.edge_attention.TAGS", ("the tag",) if has_tag else ())
+    monkeypatch.setattr("fused3s.nn.cached.edge_attention.TAGS", ("the tag",) if has_tag else ())
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     refused = pytest.raises(RuntimeError, match=f"torch {re.escape(torch.__version__)}: a CUDA graph of a compiled")
@@ -112,9 +112,9 @@ def test_gpu_capture_is_refused_by_a_torch_that_would_capture_by_itself(monkeypa
 
 
 def test_capture_is_refused_on_a_gpu_alone(monkeypatch):
-    monkeypatch.setattr("fused3s.nn.edge_attention.is_capturing", lambda device: device.index == 0)
+    monkeypatch.setattr("fused3s.nn.cached.edge_attention.is_capturing", lambda device: device.index == 0)
     _refuse_capture(torch.device("cuda", 0))
-    monkeypatch.setattr("fused3s.nn.edge_attention.TAGS", ())
+    monkeypatch.setattr("fused3s.nn.cached.edge_attention.TAGS", ())
     for device in ("cpu", "cuda:1"):
         _refuse_capture(torch.device(device))
     with pytest.raises(RuntimeError, match="would keep the plan of its first edge_index; compile without mode="):

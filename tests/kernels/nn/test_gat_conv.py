@@ -8,7 +8,7 @@ from torch_geometric.nn import GATConv, GATv2Conv
 
 import fused3s.nn
 from fused3s import capture_step
-from fused3s.nn import edge_scores
+from fused3s.nn.cached import edge_scores
 
 pytestmark = pytest.mark.usefixtures("formula")
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
@@ -258,7 +258,7 @@ def test_a_plan_in_place_of_an_edge_index(version, backend):
 def test_plans_are_cached_with_the_self_loops():
     theirs, ours = layers(7, 4, 2, backend="scatter")
     x, edge_index, _ = Problem("hub").arguments
-    from fused3s.nn import planned_edges, self_loops
+    from fused3s.nn.cached import planned_edges, self_loops
 
     ours(x, edge_index)
     looped = self_loops.edges_with_self_loops(edge_index, len(x))

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import fused3s.nn
-from fused3s.nn import joint_parameters, transformer_conv
+from fused3s.nn import transformer_conv
+from fused3s.nn.joint import parameters as joint_parameters
 
 close = torch.testing.assert_close
 pytestmark = pytest.mark.usefixtures("formula")

@@ -11,8 +11,8 @@ from torch_geometric.utils import to_edge_index
 
 import fused3s.nn
 from fused3s import EdgeData, SlowerBackendWarning
-from fused3s.nn import edge_scores, planned_edges
 from fused3s.nn.attention_conv import warn_of_slower_layer
+from fused3s.nn.cached import edge_scores, planned_edges
 
 pytestmark = pytest.mark.usefixtures("formula")
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own

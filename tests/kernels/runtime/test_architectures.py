@@ -8,17 +8,17 @@ from compiled import ARCHS, BFLOAT, FLOAT, HALF, check
 
 from dense.batch_norm import batch_norm_instance
 from dense.residual_norm import rows_instance as norm_instance
-from fused3s.backends.feature_products import PACK_PAIR_FEATURES, product_instance
-from fused3s.backends.fused3s import PACK_FEATURES, choose_instance, fused_instance
-from fused3s.backends.fused3s_backward import backward_instance
-from fused3s.backends.fused3s_edges import edge_instance
-from fused3s.backends.fused3s_edges_backward import edge_backward_instances, features_instance
-from fused3s.backends.fused3s_shapes import DROPOUT, EXPRESSION, KEY_FEATURES, VALUE_FEATURES
-from fused3s.formats.gpu_edges import PLAN_EDGES
-from fused3s.formats.gpu_plan import PLAN_ITEMS, PLAN_SCHEDULE, WRITE_TILES
-from fused3s.formats.gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS
+from fused3s.fused.backend import PACK_FEATURES, choose_instance, fused_instance
+from fused3s.fused.edges.backward import edge_backward_instances, features_instance
+from fused3s.fused.edges.features import PACK_PAIR_FEATURES, product_instance
+from fused3s.fused.edges.forward import edge_instance
+from fused3s.fused.planning.gpu_edges import PLAN_EDGES
+from fused3s.fused.planning.gpu_plan import PLAN_ITEMS, PLAN_SCHEDULE, WRITE_TILES
+from fused3s.fused.planning.gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS
+from fused3s.fused.shapes import DROPOUT, EXPRESSION, KEY_FEATURES, VALUE_FEATURES
+from fused3s.fused.tiles.backward import backward_instance
+from fused3s.fused.tuning import SM90
 from fused3s.runtime.jit import Element, KernelInstance
-from fused3s.tuning import SM90
 from parallel.rank_rows import rows_instance as rank_instance
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
@@ -88,5 +88,5 @@ def test_plans(arch):
         check([WRITE_TILES, PLAN_EDGES], arch, 80)
         check([PLAN_PARTS, PLAN_WHOLE_ROWS], arch, 64)
     else:
-        check([KernelInstance("plan_csr.cu", *each) for each in CSR], arch, 96)
+        check([KernelInstance("plan/plan_csr.cu", *each) for each in CSR], arch, 96)
         check([PLAN_SCHEDULE, PLAN_ITEMS], arch, 64)

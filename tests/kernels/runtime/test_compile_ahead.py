@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fused3s import KernelCompileError, plan_attention, sparse_attention
-from fused3s.formats import gpu_plan
+from fused3s.fused.planning import gpu_plan
 from fused3s.runtime import jit
 from fused3s.runtime.jit import KernelInstance, compile_ahead, get_kernel
 
 pytest.importorskip("cupy", reason="CuPy, which sets the device of a thread, is not installed")
 
-ONE, TWO, THREE = (KernelInstance("plan_edges.cu", name) for name in ("one", "two", "three"))
+ONE, TWO, THREE = (KernelInstance("plan/plan_edges.cu", name) for name in ("one", "two", "three"))
 LIMIT = 30  # seconds until a thread that waits for another one gives up
 
 

@@ -1,4 +1,4 @@
-"""PTX of cuda/fused3s.cu: the compiler keeps reads of Q, K and V behind griddepcontrol.wait."""
+"""PTX of cuda/tiles/forward.cu: the compiler keeps reads of Q, K and V behind griddepcontrol.wait."""
 
 import re
 from pathlib import Path

@@ -6,9 +6,9 @@ from itertools import product
 import plan_oracle
 import torch
 
-from fused3s.backends import fused3s_edges
-from fused3s.backends.feature_products import FEATURES
-from fused3s.formats import schedule
+from fused3s.fused.edges import forward as fused3s_edges
+from fused3s.fused.edges.features import FEATURES
+from fused3s.fused.planning import schedule
 from fused3s.runtime.jit import KernelSizes
 from fused3s.runtime.params import struct_members
 from fused3s.runtime.source import read_source
@@ -37,7 +37,7 @@ def test_records_and_lanes():
     }
     equations = {f"offsetof(WorkItem, {name})": 4 * word for name, word in words.items()}
     equations |= {"sizeof(WorkItem)": 4 * schedule.ITEM_WORDS, "sizeof(KVTile)": 4 * schedule.TILE_WORDS}
-    assert_compiles("fused3s.cu", equations | {"offsetof(KVTile, bitmap)": 4 * plan_oracle.BITMAP.start})
+    assert_compiles("tiles/forward.cu", equations | {"offsetof(KVTile, bitmap)": 4 * plan_oracle.BITMAP.start})
     wide_lanes = "LaneGroup<Element::kFloat, 128, 1, true>::kLaneDims"
     equations = {"kWarps": fused3s_edges.WARPS, wide_lanes: fused3s_edges.LANE_DIMS, "kFeatures": FEATURES}
     for dim, (element, dtype) in product(range(1, 257), (("kHalf", torch.float16), ("kFloat", torch.float32))):
@@ -45,10 +45,10 @@ def test_records_and_lanes():
             group = f"LaneGroup<Element::{element}, {dim}, {1 + dim % 2}, true>"
             equations[f"{group}::kHeadLanes"] = fused3s_edges.lanes_of_head(dim, dtype)
             equations[f"{group}::kIsPacked"] = int(fused3s_edges.is_packed(dim, dtype))
-    assert_compiles("fused3s_edges.cu", equations | {"sizeof(Item)": 4 * 4})
+    assert_compiles("edges/forward.cu", equations | {"sizeof(Item)": 4 * 4})
 
 
 def test_names_of_the_sizes():
-    members = dict(struct_members(read_source("fused3s.cu"), "KernelSizes"))
+    members = dict(struct_members(read_source("tiles/forward.cu"), "KernelSizes"))
     assert tuple(members) == KernelSizes._fields
     assert set(members.values()) == {"i"}

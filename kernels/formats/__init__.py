@@ -1,1 +1,0 @@
-"""Sparse formats of A: CSR in, plans out, rows in any order."""

@@ -1,0 +1,185 @@
+"""Products with the weights of low-rank edge features, before and after the kernel of `fused3s`, and the weights packed
+for the kernels that compute these products.
+
+cuda/features/pack_features.cu           weights as B fragments
+cuda/features/feature_products.cu        16-bit tensors
+cuda/features/feature_products_float.cu  float32
+cuda/features/weight_gradient.cuh        shared part of the gradients of the weights
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from ...backends.cuda import split_scratch
+from ...runtime.device import WARP_SIZE, gpu_limits
+from ...runtime.jit import Kernel, KernelInstance, get_kernel
+from ...runtime.launch import launch_kernel
+from ...terms.edge_data import BoundEdges
+from ..score_values import contiguous
+
+# As in cuda/features/feature_rows.cuh:
+WARPS = 8
+ROWS_PER_TILE = 16
+FEATURES = 16
+PACK_THREADS = 256  # as in cuda/features/pack_features.cu
+PACK_PAIR_FEATURES = KernelInstance("features/pack_features.cu", "pack_pair_features")
+PAIR_WORDS = 128  # of a weight of a head
+
+
+def pack_features(
+    instance: KernelInstance, edges: BoundEdges, num_heads: int, key_words: int, value_words: int
+) -> torch.Tensor:
+    """[H, 2 words] 16-bit: the weights of features as a kernel reads them, queued on torch's current stream.
+
+    Args:
+        instance: a kernel of cuda/features/pack_features.cu.
+        key_words, value_words: words of each weight of a head.
+    """
+    weights = contiguous(edges, "key_weight", "value_weight")
+    key_words, value_words = (
+        0 if weight is None else words for weight, words in zip(weights.values(), (key_words, value_words), strict=True)
+    )
+    dim = next(weight.shape[1] for weight in weights.values() if weight is not None)
+    packed = edges.padded_features.new_empty((num_heads, 2 * (key_words + value_words)))
+    kernel = get_kernel(instance, packed.device.index)
+    launch_kernel(
+        kernel,
+        (-(-(key_words + value_words) // PACK_THREADS), num_heads),
+        PACK_THREADS,
+        {"packed": packed, **weights},
+        kernel.scalars(dim=dim, num_features=edges.num_features, key_words=key_words, value_words=value_words),
+        overlaps=True,
+    )
+    return packed
+
+
+@lru_cache  # a model repeats the same arguments at every call
+def product_instance(
+    function: str, dtype: torch.dtype, dim: int, out_dtype: torch.dtype | None = None
+) -> KernelInstance:
+    """An instance of "project_query", "add_features" or "weight_gradient".
+
+    Args:
+        dtype: torch.float16, torch.bfloat16 or torch.float32; all tensors have it except float32 results.
+        dim: dimensions of a head, an even number up to 256.
+        out_dtype: output type of "add_features", torch.float32 or `dtype`.
+    """
+    if dtype == torch.float32:
+        return KernelInstance("features/feature_products_float.cu", f"{function}_float", (dim,))
+    types = (dtype,) if out_dtype is None else (dtype, out_dtype)
+    return KernelInstance("features/feature_products.cu", function, (*types, dim))
+
+
+def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """u[h, n, c] = sum_d query[n, h, d] weight[h, d, c], queued on torch's current stream.
+
+    Args:
+        query: [N, H, d] fp16, bf16 or float32, any row and head strides, d even up to 256; rows aligned to 16 bytes,
+            or to 4 where their size is no multiple of 16.
+        weight: [H, d, r] of query's type, contiguous, r <= 16.
+
+    Returns:
+        [H, N, 16] float32, zero from column r on.
+    """
+    num_rows, num_heads, dim = query.shape
+    projected = query.new_empty((num_heads, num_rows, FEATURES), dtype=torch.float32)
+    if projected.numel() == 0:
+        return projected
+    kernel = get_kernel(product_instance("project_query", query.dtype, dim), query.device.index)
+    row_stride, head_stride, _ = query.stride()
+    launch_kernel(
+        kernel,
+        _grid(num_rows, num_heads, kernel, query.device),
+        WARPS * WARP_SIZE,
+        {"query": query, "weight": weight, "projected": projected},
+        kernel.scalars(
+            query_head_stride=head_stride,
+            query_row_bytes=row_stride * query.itemsize,
+            num_rows=num_rows,
+            num_heads=num_heads,
+            num_features=weight.shape[2],
+        ),
+        overlaps=True,
+    )
+    return projected
+
+
+def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch.Tensor) -> None:
+    """output[n, h, d] += sum_c weight[h, d, c] feature_sums[h, n, c], queued on torch's current stream.
+
+    The sum is in float32 and rounded once.
+
+    Args:
+        output: [N, H, d] contiguous, float32 or of `weight`'s type, d even up to 256; updated in place.
+        feature_sums: [H, N, 16] fp16, bf16 or float32, contiguous, finite; columns from r on are ignored.
+        weight: [H, d, r] of the same type, contiguous, r <= 16.
+    """
+    num_rows, num_heads, dim = output.shape
+    if output.numel() == 0:
+        return
+    kernel = get_kernel(product_instance("add_features", weight.dtype, dim, output.dtype), output.device.index)
+    launch_kernel(
+        kernel,
+        _grid(num_rows, num_heads, kernel, output.device),
+        WARPS * WARP_SIZE,
+        {"output": output, "feature_sums": feature_sums, "weight": weight},
+        kernel.scalars(num_rows=num_rows, num_heads=num_heads, num_features=weight.shape[2]),
+        overlaps=True,
+    )
+
+
+def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_features: int) -> list[torch.Tensor]:
+    """sum_n rows[n, h, d] feature_sums[h, n, c] of one or two products, queued as one launch on torch's current stream.
+
+    The sums are in float32 and rounded once; the same inputs give the same bits.
+
+    Args:
+        products: pairs of the same shapes and type:
+            rows [N, H, d] fp16, bf16 or float32, any row and head strides, d even up to 256; rows of a head aligned to
+            16 bytes, or to the largest power of two that divides their size.
+            feature_sums [H, N, 16] of the same type, contiguous; columns from r on are ignored.
+        num_features: r, 1 to 16.
+
+    Returns:
+        [H, d, r] of each product, of its type, contiguous.
+    """
+    rows, _ = products[0]
+    num_rows, num_heads, dim = rows.shape
+    shape = (num_heads, dim, num_features)
+    if num_rows == 0:
+        return [rows.new_zeros(shape) for _ in products]
+    gradients = [rows.new_empty(shape) for _ in products]
+    kernel = get_kernel(product_instance("weight_gradient", rows.dtype, dim), rows.device.index)
+    groups = num_heads * -(-dim // kernel.sizes.block_items)
+    num_sums = groups * len(products)
+    row_blocks = _row_blocks(num_rows, num_sums, kernel, rows.device)
+    num_partials = num_sums * row_blocks if row_blocks > 1 else 0
+    tensors: dict[str, torch.Tensor | None] = {}
+    scalars = {"head_stride_1": 0, "row_bytes_1": 0}
+    for i, ((rows, feature_sums), gradient) in enumerate(zip(products, gradients, strict=True)):
+        tensors |= {f"rows_{i}": rows, f"feature_sums_{i}": feature_sums, f"gradient_{i}": gradient}
+        row_stride, scalars[f"head_stride_{i}"], _ = rows.stride()
+        scalars[f"row_bytes_{i}"] = row_stride * rows.itemsize
+    launch_kernel(
+        kernel,
+        (groups, row_blocks, len(products)),
+        WARPS * WARP_SIZE,
+        {**tensors, **split_scratch(kernel, num_partials, num_sums, rows)},
+        kernel.scalars(num_rows=num_rows, num_features=num_features, **scalars),
+        overlaps=True,
+    )
+    return gradients
+
+
+def _grid(num_rows: int, num_heads: int, kernel: Kernel, device: torch.device) -> tuple[int, int]:
+    """(head groups, row blocks)."""
+    groups = -(-num_heads // kernel.sizes.block_items)
+    return groups, _row_blocks(num_rows, groups, kernel, device)
+
+
+def _row_blocks(num_rows: int, groups: int, kernel: Kernel, device: torch.device) -> int:
+    """Blocks per group that share its rows: at most as many as are resident at once, and as have rows."""
+    resident = max(1, gpu_limits(device).num_sms * kernel.sizes.blocks_per_sm // groups)
+    return min(-(-num_rows // (WARPS * ROWS_PER_TILE)), resident)

@@ -1,0 +1,39 @@
+"""Edge data in the order of the slots of KV tiles, in which the forward kernel over KV tiles reads it in whole lines.
+
+The result is kept with the tensor that it was made of: bound edge data serves many calls.
+"""
+
+import torch
+
+from ...runtime.launch import stream_handle
+from ...runtime.semaphores import is_capturing
+
+KEPT = "_in_slot_order"  # attribute of a tensor: (slot_edges, stream, result, version of the tensor)
+
+
+def in_slot_order(values: torch.Tensor, slot_edges: torch.Tensor) -> torch.Tensor:
+    """Rows of `values` [nnz, ..], which is in CSR order, by slot.
+
+    The result of the first call is kept as long as the tensor, since a captured graph may read it; a later change of
+    the tensor updates it in place. Other streams get results of their own, but for captures, which begin when the GPU
+    is idle. Nothing is kept of a capture: its result has no contents before a replay.
+    """
+    stream = stream_handle(values.device.index) if values.is_cuda else 0
+    captures = is_capturing(values.device)
+    kept = getattr(values, KEPT, None)
+    if values.is_inference() or (kept is None and captures):
+        return values.index_select(0, slot_edges)
+    version = values._version
+    if kept is None:
+        result = values.index_select(0, slot_edges)
+    else:
+        of_slots, of_stream, result, of_version = kept
+        if of_slots is not slot_edges or (of_stream != stream and not captures):
+            return values.index_select(0, slot_edges)
+        if of_version == version:
+            return result
+        if captures:
+            return values.index_select(0, slot_edges)
+        torch.index_select(values, 0, slot_edges, out=result)
+    setattr(values, KEPT, (slot_edges, stream, result, version))
+    return result

@@ -1,0 +1,63 @@
+"""The backward pass of `fused3s`: the choice between its two kernels.
+
+cuda/tiles/backward.cu        tensor cores, heads sequentially; dropout, and in 16 bits terms of rows and columns
+cuda/edges/backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
+"""
+
+import torch
+from torch.nn import functional
+
+from ..backends.base import Call, Gradients, InputSpec, Memory
+from ..backends.cuda import product_type
+from ..runtime.jit import KernelInstance, input_element
+from .data import Fused3SData
+from .edges.backward import edge_backward_instances, launch_edge_backward
+from .edges.forward import edge_columns, padded_call, takes_columns
+from .score_values import backward_fits_tiles, require_edge_arrays
+from .shapes import tile_columns
+from .tiles.backward import launch_backward, pass_instances
+
+
+def gradient_instances(data: Fused3SData, inputs: InputSpec) -> list[KernelInstance]:
+    """The kernels for `inputs` of a known type without edge data and dropout; edge by edge without KV tiles."""
+    dtype, heads, dim = product_type(inputs.dtype), inputs.num_heads, inputs.head_dim
+    if data.column_work_items is None:
+        columns = edge_columns(heads, dim, dtype)
+        return list(edge_backward_instances(dtype, inputs.out_dtype or inputs.dtype, columns, heads, 0))
+    return pass_instances(data, input_element(dtype), tile_columns(dim), None)
+
+
+def launch_gradients(
+    data: Fused3SData,
+    call: Call,
+    output: torch.Tensor,
+    grad_output: torch.Tensor,
+    wanted: frozenset[str],
+    into: Memory | None = None,
+    grad_lse: torch.Tensor | None = None,
+) -> Gradients:
+    """Queue the backward pass on torch's current stream; arguments as in `Backend.attend_backward`."""
+    dim = call.query.shape[2]
+    by_tile = data.column_work_items is not None and (
+        call.edges is None or backward_fits_tiles(call.edges, call.query.dtype)
+    )
+    if dim % 2 and (by_tile or not takes_columns(call)):  # as in the forward pass
+        output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
+        found = launch_gradients(data, padded_call(call), output, grad_output, wanted, grad_lse=grad_lse)
+        return _without_padding(found, dim)
+    if not by_tile and data.column_items is None:
+        require_edge_arrays(None)
+    launch = launch_backward if by_tile else launch_edge_backward
+    return launch(data, call, output, grad_output, wanted, into, grad_lse)
+
+
+def _without_padding(found: Gradients, dim: int) -> Gradients:
+    """Gradients of padded heads, cut to `dim` columns."""
+
+    def cut(gradient: torch.Tensor | None, at: int) -> torch.Tensor | None:
+        return None if gradient is None else gradient.narrow(at, 0, dim).contiguous()
+
+    names = "query", "key", "value", "type_weight", "key_factor", "additive_weight"
+    last = {name: cut(getattr(found, name), -1) for name in names}
+    middle = {name: cut(getattr(found, name), 1) for name in ("key_weight", "value_weight")}
+    return found._replace(**last, **middle)

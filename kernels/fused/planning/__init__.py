@@ -1,0 +1,1 @@
+"""Plans of `fused3s`, built on the GPU (cuda/plan)."""

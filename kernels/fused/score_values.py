@@ -1,0 +1,147 @@
+"""Score terms for the kernels of `fused3s`: bits of terms, members of struct Params, gradients of values."""
+
+from functools import lru_cache
+
+import torch
+
+from ..backends.cuda import LOG2E
+from ..terms.edge_data import VALUES, BoundEdges
+from ..terms.score_source import uses_score
+from ..terms.score_term import MOST_NUMBERS
+from .data import Fused3SData
+from .shapes import ADDITIVE, DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, TYPES, VALUE_FEATURES
+
+Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Params; hashable
+# Fields of BoundEdges, and the bit of each in enum EdgeTerm.
+_FIELD_BITS = (
+    *(("types", TYPES), ("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
+    *(("dropout", DROPOUT), ("score", EXPRESSION), ("additive_weight", ADDITIVE)),
+    ("key_factor", KEY_FACTOR),
+)
+SCORE_DEFAULTS: dict[str, float] = {  # members of cuda/score/score_term_params.cuh without a score term
+    **{name.replace("values", "value_heads"): 1 for name in VALUES},
+    **{f"score_number_{i}": 0.0 for i in range(MOST_NUMBERS)},
+    "additive_slope": 0.0,
+    "num_factors": 0,
+}
+MOST_TILE_VALUES = 2  # of an edge, for which plans leave shared memory
+MOST_VALUE_SUMS = 4  # as kMostValueSums of cuda/tiles/sum_splits.cuh
+
+
+def terms_of(edges: BoundEdges | None) -> int:
+    """Bits of enum EdgeTerm."""
+    if edges is None:
+        return 0
+    return sum([bit for name, bit in _FIELD_BITS if getattr(edges, name) is not None])
+
+
+@lru_cache
+def product_unit(dtype: torch.dtype, terms: int) -> float:
+    """kProductUnit of cuda/score/score_terms.cuh."""
+    return 1.0 if dtype == torch.float32 or terms & EXPRESSION else LOG2E
+
+
+def score_scalars(edges: BoundEdges | None) -> Members:
+    """Members of cuda/score/score_term_params.cuh other than SCORE_DEFAULTS: heads of values (1 or H), and numbers."""
+    if edges is None:
+        return ()
+    scalars: dict[str, float] = {}
+    if edges.additive_weight is not None:
+        scalars["additive_slope"] = edges.additive_slope
+    if edges.key_factor is not None:
+        scalars["num_factors"] = edges.num_features
+    if edges.score is not None:
+        given = {name: values for name in VALUES if (values := getattr(edges, name)) is not None}
+        scalars |= {name.replace("values", "value_heads"): values.shape[1] for name, values in given.items()}
+        scalars |= {f"score_number_{i}": number for i, number in enumerate(edges.score_numbers)}
+    return tuple(scalars.items())
+
+
+def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
+    """Whether the forward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also features and a score
+    term. It gathers K in any case, so not if the expression does not read the score."""
+    terms = terms_of(edges)
+    if not terms & ~DROPOUT:
+        return True
+    if terms & (TYPES | ADDITIVE | KEY_FACTOR) or dtype == torch.float32:
+        return False
+    of_edges = 0 if edges.edge_values is None else edges.edge_values.shape[2]
+    return edges.score is None or (uses_score(edges.score) and of_edges <= MOST_TILE_VALUES)
+
+
+def folds_heads(edges: BoundEdges | None) -> bool:
+    """Whether the forward kernel over KV tiles computes several heads at a time: without edge data, or with a score
+    term alone that has at most one value, for all heads and not of an edge: more take too many registers."""
+    terms = terms_of(edges)
+    if not terms:
+        return True
+    if terms != EXPRESSION or edges.edge_values is not None:
+        return False
+    given = [each for name in VALUES if (each := getattr(edges, name)) is not None]
+    return not given or [tuple(each.shape[1:]) for each in given] == [(1, 1)]
+
+
+def backward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
+    """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a score term that
+    has no values of edges."""
+    terms = terms_of(edges)
+    if not terms & ~DROPOUT:
+        return True
+    if terms & ~(DROPOUT | EXPRESSION) or dtype == torch.float32 or edges.edge_values is not None:
+        return False
+    if edges.score is None:
+        return True
+    sizes = [0 if (each := getattr(edges, name)) is None else each.shape[2] for name in VALUES]
+    of_rows, of_columns, _, of_heads = sizes
+    return uses_score(edges.score) and max(of_rows + of_heads, of_columns) <= MOST_VALUE_SUMS
+
+
+def require_edge_arrays(items: torch.Tensor | None) -> None:
+    """Raise a ValueError if a plan lacks the arrays of the edge-by-edge kernels."""
+    if items is None:
+        raise ValueError(
+            "edges: this call runs edge by edge (float32 with a score term, a term that reads no score, types, "
+            "key_factor or additive attention), and this plan has no arrays for it; make it with "
+            "plan_attention(..., edge_data=True)"
+        )
+
+
+def new_value_gradients(
+    edges: BoundEdges, query: torch.Tensor, data: Fused3SData, wanted: frozenset[str]
+) -> dict[str, torch.Tensor]:
+    """Memory [length, H, n] float32 for the wanted gradients of values, by name; those of heads for each row."""
+    num_rows, num_heads = query.shape[:2]
+    lengths = {"row_values": num_rows, "column_values": data.num_cols, "head_values": num_rows}
+    found = {}
+    for name in (each for each in VALUES if each in wanted):
+        columns = num_heads, getattr(edges, name).shape[2]
+        if name == "edge_values":
+            found[name] = data.new_of_edges(query, columns, torch.float32)
+        else:
+            found[name] = query.new_empty((lengths[name], *columns), dtype=torch.float32)
+    return found
+
+
+def gradient_members(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Pointers of struct Params for `new_value_gradients`."""
+    return {name.replace("values", "value_gradients"): gradient for name, gradient in gradients.items()}
+
+
+def summed_gradients(edges: BoundEdges, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The gradients of values in the shapes and types of the values."""
+    if (of_heads := gradients.get("head_values")) is not None:
+        gradients = gradients | {"head_values": of_heads.sum(0, keepdim=True)}
+    return {name: for_heads(gradient, getattr(edges, name)) for name, gradient in gradients.items()}
+
+
+def for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`gradient` [n, H, ..] float32, summed to the shape [n, H, ..] or [n, 1, ..] of `values` and cast to its type."""
+    if values.shape[1] == 1:
+        gradient = gradient.sum(1, keepdim=True)
+    return gradient.to(values.dtype)
+
+
+def contiguous(edges: BoundEdges, *names: str) -> dict[str, torch.Tensor | None]:
+    """Fields by name, contiguous: the kernels take edge data without strides."""
+    given = {name: getattr(edges, name) for name in names}
+    return {name: None if tensor is None else tensor.contiguous() for name, tensor in given.items()}

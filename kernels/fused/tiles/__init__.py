@@ -1,0 +1,1 @@
+"""The kernels over KV tiles, on tensor cores (cuda/tiles)."""

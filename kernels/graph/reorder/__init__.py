@@ -1,0 +1,1 @@
+"""Row orders that save gathers; the search needs SciPy and Numba."""

@@ -1,0 +1,139 @@
+"""Cached plans and edge features for layers that take a graph at every call, as PyG's layers do."""
+
+import torch
+from torch import Tensor
+
+from ... import AttentionPlan, BoundEdges, EdgeData, plan_attention
+from ...backends import REGISTRY
+from ...runtime.launch import stream_handle
+from ...terms.edge_data import MAX_FEATURES, edge_permutation
+from .self_loops import check_graph
+from .tensor_memo import TensorMemo
+
+_plans = TensorMemo()  # edge_index -> {shape and options: plan}, for all layers
+_bound = TensorMemo()  # edge features -> {their type in the call: BoundEdges of the latest plan, and its stream}
+
+
+def plan_edge_index(
+    edge_index: Tensor,
+    shape: tuple[int, int],
+    *,
+    backend: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    num_heads: int,
+    edge_data: bool = False,
+    backward: bool = False,
+    cache: bool = True,
+) -> AttentionPlan:
+    """The plan of an edge_index, cached until the tensor is freed or changed in a way that torch counts.
+
+    Writes through NumPy or `.data` are not counted (`tensor_memo`), and the old plan is returned: after such a
+    write pass `edge_index.clone()`, or cache=False.
+
+    Args:
+        edge_index: [2, E] int32 or int64: sources (keys), then targets (queries), as in PyG; or a torch.sparse CSR, CSC
+            or COO tensor whose rows are the targets (`adj_t`). Edge data keep the order of the columns, or of the
+            stored entries.
+        shape: (targets, sources).
+        backward: whether gradients are wanted. A cached plan with them also serves calls without; one without them is
+            replaced.
+        cache: False: build a plan at every call.
+        backend, dtype, head_dim, num_heads, edge_data: of `fused3s.plan_attention`.
+
+    Raises:
+        TypeError, ValueError: edge_index is not such a tensor, or has ids out of range.
+    """
+    check_graph(edge_index)
+    plans = _plans.results(edge_index) if cache else {}
+    key = (shape, backend, dtype, head_dim, num_heads, edge_data)
+    plan = plans.get(key)
+    if plan is None or (backward and not plan.inputs.backward):
+        plan = plans[key] = plan_attention(
+            _graph_of(edge_index, shape),
+            shape=shape,
+            backend=backend,
+            device=edge_index.device,
+            dtype=dtype,
+            head_dim=head_dim,
+            num_heads=num_heads,
+            edge_data=edge_data,
+            backward=backward,
+        )
+    return plan
+
+
+def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, cache: bool = True) -> BoundEdges:
+    """Edge features [E, r] bound to a plan, cached like plans.
+
+    Args:
+        dtype: type of q.
+        cache: False: bind them at every call, as always for features that autograd records.
+    """
+    kept = cache and not (features.requires_grad or torch.compiler.is_compiling())
+    results = _bound.results(features) if kept else {}
+    bound, made_on = results.get(dtype, (None, 0))
+    stream = stream_handle(features.get_device()) if kept and features.is_cuda else 0
+    if bound is None or bound.order is not plan.edge_order:
+        bound = _bind(plan, features.to(dtype))
+        results[dtype] = bound, stream
+    elif stream != made_on:  # the cache may drop what this stream still reads
+        bound.padded_features.record_stream(torch.cuda.current_stream(features.device))
+    return bound
+
+
+def _bind(plan: AttentionPlan, features: Tensor) -> BoundEdges:
+    columns = features.shape[1]
+    if columns <= MAX_FEATURES:
+        return plan.bind_edges(EdgeData(features=features), check_values=False)
+    if not REGISTRY[plan.backend].autograd:
+        able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_edges and backend.autograd)
+        raise ValueError(
+            f"edge_attr: got {columns} columns with backend {plan.backend}, which takes up to {MAX_FEATURES}; project "
+            f"them to {MAX_FEATURES}, or take a backend without this limit: {able}"
+        )
+    if features.shape[0] != (num_edges := plan.edge_order.num_edges):
+        raise ValueError(f"edge_attr: got shape {tuple(features.shape)}; [{num_edges}, {columns}] is needed")
+    order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
+    return BoundEdges(plan.edge_order, padded_features=features.index_select(0, order), num_features=columns)
+
+
+def values_as_features(edge_index: Tensor) -> Tensor | None:
+    """Values of an adj_t that serve as edge features, as in PyG: those with columns; else None."""
+    if edge_index.layout == torch.strided or not edge_index.dense_dim():
+        return None
+    return edge_index._values() if edge_index.layout == torch.sparse_coo else edge_index.values()
+
+
+def require_gradients(output: Tensor, query: Tensor, backend: str) -> None:
+    """Raise if a backward pass would silently skip attention.
+
+    Raises:
+        RuntimeError: autograd records `query`, and `backend` computed `output` outside of it.
+    """
+    if query.requires_grad and not output.requires_grad:
+        raise RuntimeError(
+            f"attention backend {backend} has no backward pass: call the layer under torch.no_grad() or "
+            "torch.inference_mode(), or take a differentiable backend ('fused3s', 'reference')"
+        )
+
+
+def _graph_of(edge_index: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The graph for `plan_attention`: a sparse tensor whose values have columns is replaced by one without."""
+    if edge_index.layout == torch.strided:
+        return edge_index
+    size = tuple(edge_index.shape[:2])
+    if size != shape:
+        raise ValueError(
+            f"edge_index: got a sparse adj_t of {size[0]} targets and {size[1]} sources; the features have "
+            f"{shape[0]} and {shape[1]}"
+        )
+    if not edge_index.dense_dim():
+        return edge_index
+    if edge_index.layout == torch.sparse_coo:
+        return edge_index._indices().flip(0)
+    is_csr = edge_index.layout == torch.sparse_csr
+    offsets = edge_index.crow_indices() if is_csr else edge_index.ccol_indices()
+    ids = edge_index.col_indices() if is_csr else edge_index.row_indices()
+    make = torch.sparse_csr_tensor if is_csr else torch.sparse_csc_tensor
+    return make(offsets, ids, ids, size, check_invariants=False)

@@ -1,0 +1,123 @@
+"""A layer as one autograd node, for attention backends with a backward pass of their own.
+
+On small graphs a step is bound by the host: this is one node in place of one for each operation of the layer, without
+repeated checks and reshapes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ... import AttentionPlan
+from ...backends import REGISTRY
+from ...backends.base import Call
+from ...torch_side.autograd import without_tensors
+from ...torch_side.once_differentiable import refuse_double_backward
+
+Results = Tensor | tuple[Tensor, ...]
+
+
+class NodeCall(ABC):
+    """One call of a layer. Its attributes are the arguments that autograd does not differentiate.
+
+    Attributes:
+        plan: plan of a backend with `has_backward`.
+    """
+
+    plan: AttentionPlan
+
+    @abstractmethod
+    def forward(self, with_lse: bool, *given: Tensor | None) -> tuple[Results, Call, Sequence[Tensor | None]]:
+        """The results, the attention call, and the tensors that `backward` reads.
+
+        Args:
+            with_lse: whether a backward pass follows, for which the attention writes its log-sum-exp.
+            given: the differentiable arguments.
+        """
+
+    @abstractmethod
+    def backward(
+        self, data: Any, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor | None], *saved: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of `given`.
+
+        Args:
+            data: the plan's data in the forward pass; a `PlanRoom` may have been filled since.
+            attention: the attention call without its tensors.
+            needed: whether the gradient is needed, of each tensor given.
+            grads: gradients of the results.
+            saved: from `forward`.
+        """
+
+
+def takes_plan(plan: AttentionPlan, target: Tensor, source: Tensor, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a node can call this plan for features of targets and sources; otherwise call the plan, which computes it
+    or raises."""
+    backend = REGISTRY[plan.backend]
+    return (
+        backend.has_backward
+        and plan.shape == (target.shape[0], source.shape[0])
+        and plan.device == target.device == source.device
+        and backend.unsupported(dtype, head_dim) is None
+    )
+
+
+def run_as_node(call: NodeCall, *given: Tensor | None) -> Results:
+    """The results of a call for whose plan `takes_plan` is true."""
+    if torch.is_grad_enabled():
+        for each in given:
+            if each is not None and each.requires_grad:
+                call.plan.require_backward()
+                return _apply_node(call, *given)
+    return call.forward(False, *given)[0]
+
+
+def attend(plan: AttentionPlan, attention: Call, with_lse: bool) -> tuple[Tensor, Call]:
+    """The output, and the call with its log-sum-exp."""
+    if with_lse:
+        lse = attention.query.new_empty(attention.query.shape[:2], dtype=torch.float32)
+        attention = attention._replace(lse=lse)
+    return REGISTRY[plan.backend].attend(plan.data, attention), attention
+
+
+def tensors_of(attention: Call) -> tuple[Tensor | None, ...]:
+    """Query, key, value and the tensors of edge data, as `fused3s.torch_side.autograd.with_tensors` takes them."""
+    return (*attention[:3], *(() if attention.edges is None else attention.edges.tensors()))
+
+
+class _Node(torch.autograd.Function):
+    """(call, *given) -> the results of `NodeCall.forward`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: NodeCall, *given: Tensor | None) -> Results:
+        results, attention, saved = call.forward(True, *given)
+        ctx.call, ctx.data, ctx.attention = call, call.plan.data, without_tensors(attention)
+        ctx.save_for_backward(*saved)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        arguments = ctx.data, ctx.attention, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            return None, *_NodeGradients.apply(ctx.call, *arguments, len(grads), *grads, *ctx.saved_tensors)
+        return None, *ctx.call.backward(*arguments, grads, *ctx.saved_tensors)
+
+
+class _NodeGradients(torch.autograd.Function):
+    """`NodeCall.backward` whose derivative raises."""
+
+    @staticmethod
+    def forward(ctx: Any, call: NodeCall, data: Any, attention: Call, needed: Any, count: int, *tensors: Any) -> tuple:
+        ctx.name = call.plan.backend
+        return call.backward(data, attention, needed, tensors[:count], *tensors[count:])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> NoReturn:
+        refuse_double_backward(ctx.name)
+
+
+# Function.apply of torch's C++ base class, as in torch_side/autograd.py. `joint_parameters` is None under torch.func.
+_apply_node = super(torch.autograd.Function, _Node).apply

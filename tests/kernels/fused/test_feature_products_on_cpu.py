@@ -1,0 +1,192 @@
+"""cuda/features/feature_products.cu on the CPU (tests/cuda_shim): the real source and launches against float64.
+
+Of float32 only the gradients of the weights; tests/kernels/fused/test_edge_backward_on_cpu.py runs the other kernels.
+"""
+
+import pytest
+import torch
+from poison import poisoned_buffers
+
+from fused3s.fused.edges.features import (
+    FEATURES,
+    add_features,
+    project_query,
+    weight_gradients,
+)
+from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
+
+pytestmark = ON_SHIM
+
+HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+DIMS = [2, 6, 8, 10, 16, 24, 64, 128, 136, 256]
+# Rows, heads, features and mode: idle heads of a quad, rows past the last of a tile.
+CASES = [(1, 1, 16, "late"), (15, 3, 1, "random"), (16, 4, 3, "late"), (17, 5, 11, "early"), (100, 2, 3, "random")]
+
+
+def randn(*shape, dtype, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def strided_query(rows, heads, dim, dtype, strided):
+    """[rows, heads, dim], contiguous or the queries of a fused projection, with a head stride of 3 heads."""
+    if not strided:
+        return randn(rows, heads, dim, dtype=dtype)
+    return randn(rows, heads, 3, dim, dtype=dtype)[:, :, 1]
+
+
+def rounding(dtype):
+    """Largest relative error of a number rounded once."""
+    return torch.finfo(dtype).eps / 2
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT], ids=str)
+@pytest.mark.parametrize("dim", DIMS)
+def test_project_query(monkeypatch, dim, dtype):
+    for strided in (False, True):
+        for rows, heads, features, mode in CASES:
+            query = strided_query(rows, heads, dim, dtype, strided)
+            weight = randn(heads, dim, features, dtype=dtype, seed=1)
+            with cuda_on_cpu(MODES[mode], num_sms=1), poisoned_buffers(monkeypatch):
+                projected = project_query(query, weight)
+            label = f"rows {rows}, heads {heads}, features {features}, strided {strided}"
+            assert projected.shape == (heads, rows, FEATURES), label
+            assert projected.dtype == FLOAT, label
+            expected = torch.einsum("nhd,hdc->hnc", query.double(), weight.double())
+            terms = torch.einsum("nhd,hdc->hnc", query.double().abs(), weight.double().abs())
+            error = (projected[..., :features] - expected).abs()
+            assert (error <= 1e-6 * terms).all(), f"{label}: off by {error.max():.2e}"
+            assert (projected[..., features:] == 0).all(), label
+
+
+# Each dimension with both types of inputs; with outputs of that type and float32 in turn.
+OUTPUTS = [
+    (dim, dtype, FLOAT if (index + (dtype == BFLOAT)) % 2 else dtype)
+    for index, dim in enumerate(DIMS)
+    for dtype in (HALF, BFLOAT)
+]
+
+
+@pytest.mark.parametrize(("dim", "dtype", "out_dtype"), OUTPUTS, ids=str)
+def test_add_features(dim, dtype, out_dtype):
+    for rows, heads, features, mode in CASES:
+        output = randn(rows, heads, dim, dtype=out_dtype)
+        sums = randn(heads, rows, FEATURES, dtype=dtype, seed=1)
+        weight = randn(heads, dim, features, dtype=dtype, seed=2)
+        products = "hnc,hdc->nhd", sums[..., :features].double(), weight.double()
+        expected = output.double() + torch.einsum(*products)
+        terms = output.double().abs() + torch.einsum(products[0], *(each.abs() for each in products[1:]))
+        with cuda_on_cpu(MODES[mode], num_sms=1):
+            add_features(output, sums, weight)
+        # One rounding to the output's type, besides the float32 sum's.
+        error = (output.double() - expected).abs()
+        label = f"rows {rows}, heads {heads}, features {features}"
+        assert not output.isnan().any(), label
+        allowed = rounding(out_dtype) * expected.abs() + 1e-6 * terms
+        assert (error <= allowed).all(), f"{label}: off by {error.max():.2e}"
+
+
+@pytest.mark.parametrize("dim", [2, 8, 16, 24])
+def test_heads_that_share_a_quad_keep_their_nan_to_themselves(monkeypatch, dim):
+    rows, heads, features = 17, 5, 3
+    weight = randn(heads, dim, features, dtype=HALF, seed=1)
+    query, output = (randn(rows, heads, dim, dtype=HALF, seed=seed) for seed in (2, 3))
+    sums = randn(heads, rows, FEATURES, dtype=HALF, seed=4)
+    query[5, 1], sums[1, 5] = torch.nan, torch.nan
+    with cuda_on_cpu(), poisoned_buffers(monkeypatch):
+        projected = project_query(query, weight)
+        add_features(output, sums, weight)
+    hit = torch.zeros(rows, heads, dtype=torch.bool)
+    hit[5, 1] = True
+    assert torch.equal(projected.isnan().any(-1).T, hit)
+    assert torch.equal(output.isnan().any(-1), hit)
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(500, 2), (40, 33)])
+def test_warps_of_many_tiles_and_more_head_groups_than_blocks_at_once(monkeypatch, rows, heads):
+    query, weight = randn(rows, heads, 8, dtype=HALF), randn(heads, 8, 2, dtype=HALF, seed=1)
+    sums, output = randn(heads, rows, FEATURES, dtype=HALF, seed=2), randn(rows, heads, 8, dtype=FLOAT, seed=3)
+    added = torch.einsum("hnc,hdc->nhd", sums[..., :2].double(), weight.double())
+    expected = output + added
+    with cuda_on_cpu(num_sms=1), poisoned_buffers(monkeypatch):
+        projected = project_query(query, weight)
+        add_features(output, sums, weight)
+    products = torch.einsum("nhd,hdc->hnc", query.double(), weight.double())
+    torch.testing.assert_close(projected[..., :2].double(), products, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
+
+
+GRADIENT_DIMS = [2, 10, 16, 36, 64, 72, 256]
+# Rows, heads, features, multiprocessors and mode: a part of a tile, one row block, and more row blocks than warps.
+GRADIENT_CASES = [
+    (1, 1, 1, 1, "late"),
+    (15, 3, 8, 2, "random"),
+    (16, 8, 11, 1, "early"),
+    (1000, 3, 16, 16, "random"),
+    (1000, 8, 8, 1, "late"),
+    (5000, 1, 11, 16, "early"),
+]
+
+
+def gradient_operands(rows, heads, dim, dtype, strided, seed=0):
+    return strided_query(rows, heads, dim, dtype, strided), randn(heads, rows, FEATURES, dtype=dtype, seed=seed)
+
+
+def sums_over_rows(rows, feature_sums, num_features):
+    return torch.einsum("nhd,hnc->hdc", rows, feature_sums[..., :num_features])
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT, FLOAT], ids=str)
+@pytest.mark.parametrize("dim", GRADIENT_DIMS)
+def test_weight_gradients(monkeypatch, dim, dtype):
+    for turn, (rows, heads, features, num_sms, mode) in enumerate(GRADIENT_CASES):
+        products = [gradient_operands(rows, heads, dim, dtype, turn % 2 == number, number) for number in range(2)]
+        products = products[: 2 - turn % 3 // 2]
+        with cuda_on_cpu(MODES[mode], num_sms=num_sms) as gpu, poisoned_buffers(monkeypatch):
+            gradients = weight_gradients(products, features)
+        assert len(gpu.launched) == 1
+        for number, (gradient, product) in enumerate(zip(gradients, products, strict=True)):
+            label = f"rows {rows}, heads {heads}, features {features}, product {number}"
+            assert gradient.shape == (heads, dim, features), label
+            assert gradient.dtype == dtype, label
+            assert gradient.is_contiguous(), label
+            exact = [each.double() for each in product]
+            expected = sums_over_rows(*exact, features)
+            terms = sums_over_rows(*(each.abs() for each in exact), features)
+            error = (gradient - expected).abs()
+            allowed = rounding(dtype) * expected.abs() + 1e-6 * terms
+            assert (error <= allowed).all(), f"{label}: off by {error.max():.2e}"
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_weight_gradients_are_nan_only_where_an_input_is(monkeypatch, dtype):
+    rows, heads, dim, features = 300, 3, 10, 11
+    query, sums = gradient_operands(rows, heads, dim, dtype, True)
+    other = gradient_operands(rows, heads, dim, dtype, False, seed=1)
+    query[299, 1, 3], sums[2, 5, 4] = torch.nan, torch.nan
+    sums[0, :, features:] = torch.nan
+    with cuda_on_cpu(num_sms=4), poisoned_buffers(monkeypatch):
+        gradient, of_other = weight_gradients([(query, sums), other], features)
+    hit = torch.zeros(heads, dim, features, dtype=torch.bool)
+    hit[1, 3, :], hit[2, :, 4] = True, True
+    assert torch.equal(gradient.isnan(), hit)
+    assert not of_other.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT, FLOAT], ids=str)
+def test_weight_gradients_have_the_same_bits_in_every_order(monkeypatch, dtype):
+    products = [gradient_operands(1000, 3, 16, dtype, False)]
+    found = []
+    for mode in MODES.values():
+        with cuda_on_cpu(mode, num_sms=16), poisoned_buffers(monkeypatch):
+            found += weight_gradients(products, 11)
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
+def test_no_rows():
+    weight = randn(2, 8, 3, dtype=HALF)
+    with cuda_on_cpu() as gpu:
+        assert project_query(randn(0, 2, 8, dtype=HALF), weight).shape == (2, 0, FEATURES)
+        add_features(randn(0, 2, 8, dtype=HALF), randn(2, 0, FEATURES, dtype=HALF), weight)
+        gradients = weight_gradients([gradient_operands(0, 2, 8, HALF, False)] * 2, 3)
+        assert [gradient.tolist() for gradient in gradients] == [torch.zeros(2, 8, 3).tolist()] * 2
+    assert not gpu.launched

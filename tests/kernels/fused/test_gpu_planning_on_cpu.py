@@ -1,0 +1,256 @@
+"""Plans of `fused3s` by the planning kernels on the CPU (tests/cuda_shim): the bits of the oracle's plans."""
+
+from dataclasses import fields, replace
+from functools import partial
+
+import pytest
+import scipy.sparse
+import torch
+from gpu_plan_on_cpu import gpu_on_cpu
+from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list
+from plan_oracle import expected_plan
+from poison import poisoned_buffers
+
+from baselines import REGISTRY
+from fused3s.backends.base import Call, InputSpec
+from fused3s.fused import backend as fused3s
+from fused3s.fused.choice import GraphSize, takes_edges
+from fused3s.fused.planning import gpu_csr
+from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
+from fused3s.fused.planning.gpu_plan import GPUPlan
+from fused3s.fused.planning.plan import make_room, plan_graph, queue_plan
+from fused3s.fused.tiles.backward import GRADIENTS
+from fused3s.fused.tuning import SM90
+from fused3s.graph.csr import CSRPattern, csr_pattern
+from fused3s.graph.edge_list import EdgeList
+from fused3s.graph.edge_order import edge_order
+from fused3s.graph.reorder.row_order import permute_rows
+from tests.cuda_shim.cuda_on_cpu import ON_SHIM, cuda_on_cpu
+
+pytestmark = ON_SHIM
+
+CPU, HALF = torch.device("cpu"), torch.float16
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """A function that plans by the kernels and compares with the oracle; it returns the plan and the launches."""
+
+    def compare(graph, inputs, label, perm=None, mode="late"):
+        graph = graph if isinstance(graph, EdgeList) else csr_pattern(graph)
+        with cuda_on_cpu():
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
+            expected = expected_plan(graph, CPU, inputs, forward, perm)
+            with gpu_on_cpu(monkeypatch, mode) as gpu:
+                made = plan_graph(graph, CPU, inputs, forward, perm)
+        made = made.arrays
+        assert_equal_plans(made, expected.arrays, label)
+        if inputs.edge_data and perm is None:
+            assert torch.equal(made.edge_ids.long(), edge_order(graph, CPU).edge_of_csr), label
+        return made, gpu.launched
+
+    return compare
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_plan_of_an_edge_list_has_the_bits_of_the_oracles(planned, name):
+    for key, mode in (("forward", "random"), ("narrow_backward", "late"), ("edge_data_backward", "random")):
+        planned(LISTS[name](), INPUTS[key], f"{name}, {key}", mode=mode)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_plan_of_a_csr_has_the_bits_of_the_oracles(planned, name):
+    for key, inputs in INPUTS.items():
+        planned(PATTERNS[name](), inputs, f"{name}, {key}")
+
+
+@pytest.mark.parametrize("graph", [LISTS["copies"](), PATTERNS["symmetric"]()], ids=["edge list", "csr"])
+@pytest.mark.parametrize("key", ["forward", "narrow_backward", "edge_data_backward"])
+def test_the_kernels_of_a_plan_are_named_before_they_are_launched(planned, monkeypatch, graph, key):
+    named, fill = set(), GPUPlan.fill
+
+    def named_first(plan, source, *row_ids):
+        named.update(each.name for each in plan.kernels(source).instances())
+        fill(plan, source, *row_ids)
+
+    monkeypatch.setattr(GPUPlan, "fill", named_first)
+    _, launched = planned(graph, INPUTS[key], key)
+    assert named == set(launched)
+
+
+@pytest.mark.parametrize("key", ["narrow_backward", "edge_data_backward", "backward"])
+def test_a_plan_of_reordered_rows(planned, key):
+    graph = PATTERNS["symmetric"]()
+    perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(1)).int()
+    planned(permute_rows(csr_pattern(graph), perm), INPUTS[key], key, perm)
+
+
+def test_a_plan_of_a_csr_with_copies(planned):
+    copies = CSRPattern(torch.tensor([0, 4, 6]), torch.tensor([2, 0, 0, 0, 1, 1]), (2, 3))
+    for key in ("forward", "narrow_backward", "edge_data"):
+        assert planned(copies, INPUTS[key], key)[0].size.num_edges == 6
+
+
+@pytest.mark.parametrize("mode", ["early", "random"])
+def test_the_order_of_threads_does_not_matter(planned, mode):
+    for name in ("hubs with copies", "copies"):
+        for key in ("backward", "edge_data_backward"):
+            planned(LISTS[name](), INPUTS[key], f"{name}, {key}, {mode}", mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("ids", "dtype"),
+    [
+        *(((-1, 3), torch.int32), ((3, -1), torch.int64), ((90, 0), torch.int64), ((0, 70), torch.int32)),
+        *(((2**31 - 1, 0), torch.int32), ((-(2**31), 5), torch.int64)),
+    ],
+)
+def test_an_edge_with_an_id_out_of_range(monkeypatch, ids, dtype):
+    """It is named, and a plan that is not checked leaves it out."""
+    graph = edge_list(70, 90, 400, dtype=dtype)
+    graph.edge_index[:, 17] = torch.tensor(ids, dtype=dtype)
+    kept = EdgeList(graph.edge_index[:, torch.arange(400) != 17], graph.shape)
+    for key in ("backward", "edge_data_backward"):
+        with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS[key], CPU.index)
+            with pytest.raises(ValueError, match=r"edge_index: row \d \((sources|targets)\)|edge_index: row"):
+                plan_graph(graph, CPU, INPUTS[key], forward)
+            memory, arrays = queue_plan(graph, CPU, INPUTS[key], forward)
+            expected = plan_graph(kept, CPU, INPUTS[key], forward).arrays
+        numbers = memory.numbers.tolist()
+        assert 400 - numbers[PlanNumber.BAD_EDGE] == 17
+        numbers[PlanNumber.BAD_EDGE] = 0
+        exact = memory.exact(arrays, numbers)
+        assert torch.equal(exact.kv_tiles, expected.kv_tiles)
+        assert memory.csr.indices[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "place", "value"),
+    [
+        *(("indptr", 0, 1), ("indptr", 5, 10**6), ("indptr", 8, -(2**33)), ("indptr", 16, 2**40), ("indptr", 30, 3)),
+        *(("indptr", -1, 799), ("indptr", -1, 10**4), ("indices", 3, 2**30), ("indices", 0, -1), ("indices", 7, 300)),
+        ("indices", -1, -7),
+    ],
+)
+def test_a_damaged_csr(monkeypatch, what, place, value):
+    """Nothing is read or written out of bounds, the error names what is wrong, and the plan has no edges."""
+    pattern = csr_pattern(PATTERNS["symmetric"]())
+    arrays = {"indptr": torch.from_numpy(pattern.indptr).long(), "indices": torch.from_numpy(pattern.indices).long()}
+    arrays[what][place] = value
+    damaged = CSRPattern(*arrays.values(), pattern.shape)
+    monkeypatch.setattr(gpu_csr, "COUNTED_EDGES", 1)  # the host reads the offsets of plans without a backward pass
+    for key in ("forward", "backward", "edge_data_backward"):
+        with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS[key], CPU.index)
+            with pytest.raises(ValueError, match=what):
+                plan_graph(damaged, CPU, INPUTS[key], forward)
+            memory, _ = queue_plan(damaged, CPU, INPUTS[key], forward)
+        for offsets in memory.csr.offsets:
+            assert (offsets == 0).all()
+        for items in memory.row_items:
+            assert sorted(items[:, 0].tolist())[-300:] == list(range(300))
+        for work_items in memory.work_items:
+            assert (work_items[..., 25] == 0).all()  # COUNT
+
+
+@pytest.mark.parametrize("key", INPUTS)
+def test_one_plan_is_filled_again_and_again(monkeypatch, key):
+    """Larger, then smaller graphs, with padding: the used part is that of a plan of the graph alone."""
+    inputs, shape, room = INPUTS[key], (200, 300), 9000
+    graphs = [
+        edge_list(*shape, 400, 1),
+        edge_list(*shape, room, 2, torch.int32),
+        edge_list(*shape, 0),
+        edge_list(*shape, 3000, 3),
+    ]
+    with cuda_on_cpu():
+        forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
+        with gpu_on_cpu(monkeypatch):
+            memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward)
+            for number, graph in enumerate(graphs):
+                padded = torch.full((2, min(room, graph.num_edges + 50)), -1, dtype=graph.edge_index.dtype)
+                padded[:, : graph.num_edges] = graph.edge_index
+                padded = padded[:, torch.randperm(padded.shape[1], generator=torch.Generator().manual_seed(number))]
+                memory.fill(EdgeSource(padded, has_padding=True))
+                exact = memory.exact(arrays, memory.numbers.tolist())
+                alone = EdgeList(padded[:, padded[0] >= 0], shape)
+                with monkeypatch.context() as patch:
+                    # As the room, whatever the number of edges.
+                    patch.setattr("fused3s.fused.planning.plan.part_edges_for_heads", _part_edges(memory))
+                    patch.setattr("fused3s.fused.planning.plan.takes_edges", _choice_of(arrays))
+                    expected = expected_plan(alone, CPU, inputs, forward).arrays
+                _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
+
+
+def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
+    block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
+    for backward in (False, True):
+        assert takes_edges(SM90, block, 8, 16, backward=backward) is True
+        assert takes_edges(SM90, dense, 8, 16, backward=backward) is None
+        counted = replace(dense, num_tiles=3200), replace(dense, num_tiles=500)  # 16 and 100 edges a KV tile
+        assert [takes_edges(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
+    assert takes_edges(SM90, block, 1, 128) is False
+
+
+def _part_edges(memory):
+    return lambda *arguments: memory.form.part_edges
+
+
+def _choice_of(arrays):
+    return lambda tuning, size, *arguments, **options: (
+        takes_edges(tuning, arrays.size, *arguments, **options) is not False
+    )
+
+
+def _assert_used(made, expected, num_edges, label):
+    """Arrays with an entry for each edge have room behind them, and no other array has."""
+    of_edges = {"indices", "slot_edges", "slot_places", "column_rows", "column_edges"}
+    for field in fields(expected):
+        got, wanted, at = getattr(made, field.name), getattr(expected, field.name), f"{label}: {field.name}"
+        if isinstance(wanted, torch.Tensor):
+            assert torch.equal(got[:num_edges] if field.name in of_edges else got, wanted), at
+        elif field.name not in ("edge_ids", "num_edges", "num_tiles", "has_room"):
+            assert got == wanted, at
+
+
+@pytest.mark.parametrize(
+    ("graph", "what"),
+    [
+        (EdgeList(torch.zeros((2, 1), dtype=torch.int64), (4, (1 << 28) + 1)), r"268435457 columns.*up to 268435456"),
+        (EdgeList(torch.zeros((2, 1), dtype=torch.int64), ((1 << 28) + 1, 4)), r"268435457 rows.*up to 268435456"),
+        (EdgeList(torch.zeros((2, 1), dtype=torch.int64).expand(2, 2**31), (4, 4)), r"2147483648 edges"),
+    ],
+)
+def test_what_the_kernels_do_not_take(monkeypatch, graph, what):
+    if graph.num_edges > 1:  # a contiguous copy would be 32 GB
+        monkeypatch.setattr(torch.Tensor, "contiguous", lambda tensor: tensor)
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch) as gpu:
+        forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), INPUTS["backward"], CPU.index)
+        with pytest.raises(ValueError, match=f"graph: got {what}"):
+            plan_graph(graph, CPU, INPUTS["backward"], forward)
+    assert not gpu.launched
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
+@pytest.mark.parametrize("heads", [1, 8])
+def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
+    """Planned as one row or column without an edge; calls write zeros to the rows that there are, and nothing else."""
+    inputs, backend = InputSpec(HALF, 8, heads, backward=True), REGISTRY["fused3s"]
+    listed = EdgeList(torch.empty((2, 0), dtype=torch.int64), shape)
+    for graph in (listed, csr_pattern(scipy.sparse.csr_array(shape))):
+        with cuda_on_cpu():
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
+            with gpu_on_cpu(monkeypatch):
+                data = plan_graph(graph, CPU, inputs, forward)
+            assert (data.arrays.num_rows, data.arrays.num_cols, data.arrays.num_edges) == (*shape, 0)
+            query, key, value = (torch.randn(size, heads, 8).to(HALF) for size in (shape[0], shape[1], shape[1]))
+            with poisoned_buffers(monkeypatch):
+                lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+                call = Call(query, key, value, 1.0, HALF, lse)
+                output = backend.attend(data, call)
+                found = backend.attend_backward(data, call, output, torch.ones_like(output), GRADIENTS)
+        for got, like in zip((output, *found[:3]), (query, query, key, value), strict=True):
+            assert got.shape == like.shape
+            assert (got == 0).all()
+        assert (lse == -torch.inf).all()

@@ -1,0 +1,332 @@
+"""The state of a plan while a GPU fills it: errors, sizes, threads, streams and copies, on a CPU (fake_gpu)."""
+
+import copy
+import gc
+import pickle
+import sys
+import threading
+import weakref
+from collections import deque
+from functools import partial
+
+import pytest
+import torch
+from fake_gpu import fake_gpu
+from plan_cases import edge_list
+
+from fused3s import EdgeData, PlanRoom, plan_attention
+from fused3s.backends.base import InputSpec
+from fused3s.fused import backend as fused3s
+from fused3s.fused.planning.plan import plan_graph
+from fused3s.graph.csr import csr_from_edges
+from fused3s.graph.edge_list import EdgeList
+from fused3s.nn import TransformerConv
+from fused3s.nn.cached.tensor_memo import TensorMemo
+from fused3s.runtime import readback
+from tests.cuda_shim.cuda_on_cpu import ON_SHIM
+
+pytestmark = ON_SHIM
+
+CPU, HALF = torch.device("cpu"), torch.float16
+ROWS, COLS, HEADS, DIM = 90, 70, 2, 8
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    with fake_gpu(monkeypatch) as gpu:
+        yield gpu
+
+
+def inputs(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    tensors = (torch.randn(size, HEADS, DIM, generator=generator) for size in (ROWS, COLS, COLS))
+    return [each.to(HALF).requires_grad_() for each in tensors]
+
+
+def planned(is_damaged=False):
+    """As a CSR: on a CPU torch would sort an edge list, and find damage at once."""
+    pattern = csr_from_edges(edge_list(ROWS, COLS, 400, 1))
+    if is_damaged:
+        pattern.indices[17] = COLS
+    arrays, options = (pattern.indptr, pattern.indices), {"dtype": HALF, "head_dim": DIM, "num_heads": HEADS}
+    return plan_attention(arrays, shape=(ROWS, COLS), backend="fused3s", device="cpu", backward=True, **options)
+
+
+def plan_of_list(edge_index):
+    """As on a GPU, where edge lists are not sorted by torch before."""
+    spec = InputSpec(HALF, DIM, HEADS)
+    forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), spec, None)
+    return plan_graph(EdgeList(edge_index, (50, 50)), CPU, spec, forward)
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2, 3])
+@pytest.mark.parametrize("finishes", [False, True])
+def test_a_cached_plan_lets_go_of_its_graph(gpu, passes, finishes):
+    """A loop over new graphs whose plans are cached by their tensor: nothing of a step is left after it."""
+    memo, alive = TensorMemo(), []
+    gc.disable()  # what only the garbage collector frees would stay for long
+    try:
+        for _ in range(3):
+            edge_index = torch.randint(50, (2, 300))
+            plan = memo.results(edge_index)["key"] = plan_of_list(edge_index)
+            if finishes:
+                gpu.finish()
+            for _ in range(passes):
+                plan.ready()
+                plan.ready(is_forward=False)
+            alive += [weakref.ref(edge_index), weakref.ref(plan)]
+            del edge_index, plan
+        assert [each() for each in alive] == [None] * 6
+        assert not memo._entries
+    finally:
+        gc.enable()
+
+
+def test_sizes_become_exact_at_the_second_forward_pass_that_finds_the_gpu_done(gpu):
+    plan = planned()
+    tensors = inputs()
+    bounded, first = plan.data.arrays, plan(*tensors)
+    first.sum().backward()
+    plan(*tensors)
+    assert plan.data.arrays is bounded, "cut before the GPU was done"
+    gpu.finish()
+    gpu.captures = True
+    assert torch.equal(plan(*tensors), first)
+    assert plan.data.arrays is bounded, "a capture forbids the question"
+    gpu.captures = False
+    second = plan(*tensors)
+    assert plan.data.arrays is not bounded
+    assert plan.data.arrays.work_items is None or len(plan.data.arrays.work_items) < len(bounded.work_items)
+    assert torch.equal(second, first), "the exact plan has other bits"
+    exact = plan.data.arrays
+    plan(*tensors)
+    assert plan.data.arrays is exact
+
+
+def test_a_plan_that_is_used_once_is_not_cut(gpu):
+    plan = planned()
+    gpu.finish()
+    bounded = plan.data.arrays
+    plan(*inputs()).sum().backward()
+    assert plan.data.arrays is bounded
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_errors_of_ids_come_at_every_later_call(gpu, compiled):
+    """Also from compiled code, which runs the plan itself."""
+    plan, tensors = planned(is_damaged=True), inputs()
+    call = torch.compile(lambda *given: plan(*given), backend="aot_eager", fullgraph=True) if compiled else plan
+    call(*tensors)  # nobody knows yet
+    gpu.finish()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"indices.*70"):
+            call(*tensors)
+    torch.compiler.reset()
+
+
+def test_compiled_calls_use_exact_sizes(gpu):
+    plan, tensors = planned(), inputs()
+    call = torch.compile(lambda *given: plan(*given), backend="aot_eager", fullgraph=True)
+    bounded, first = plan.data.arrays, call(*tensors)
+    gpu.finish()
+    assert torch.equal(call(*tensors), first)
+    assert plan.data.arrays is not bounded
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("way", ["to", "deepcopy", "pickle", "settled", "print"])
+def test_copies_keep_errors_and_sizes(gpu, way):
+    ways = {
+        "to": lambda plan: plan.to("meta").data,
+        "deepcopy": lambda plan: copy.deepcopy(plan).data,
+        "pickle": lambda plan: pickle.loads(pickle.dumps(plan)).data,
+        "settled": lambda plan: plan.data.settled(),
+        "print": lambda plan: str(plan) and plan.data,
+    }
+    with pytest.raises(ValueError, match=r"indices.*70"):
+        ways[way](planned(is_damaged=True))
+    plan = planned()
+    found, exact = ways[way](plan), plan.data.exact()
+    if way != "settled":  # memory of few edges is not worth a copy
+        assert [tuple(each.shape) for each in shapes(found.arrays)] == [tuple(each.shape) for each in shapes(exact)]
+    if way in ("deepcopy", "pickle"):
+        copied, tensors = (
+            {"deepcopy": copy.deepcopy, "pickle": lambda it: pickle.loads(pickle.dumps(it))}[way](plan),
+            inputs(),
+        )
+        expected = plan(*tensors)
+        exact.indices.zero_()
+        assert torch.equal(copied(*tensors), expected), "a copy shares memory with its original"
+        assert copied._number != plan._number
+
+
+def shapes(arrays):
+    return [each for each in vars(arrays).values() if isinstance(each, torch.Tensor)]
+
+
+def test_two_threads_may_be_the_first_to_see_that_the_gpu_is_done(gpu):
+    """One reads the numbers while the other one calls: deterministic, then as it comes."""
+    plan = planned().data
+    gpu.finish()
+    plan.ready()
+    errors = []
+
+    def call():
+        try:
+            plan.ready()
+        except Exception as error:
+            errors.append(error)
+
+    def call_meanwhile():
+        gpu.on_read = lambda: None
+        threads.append(threading.Thread(target=call))
+        threads[0].start()
+        threads[0].join(0.2)
+
+    threads, gpu.on_read = [], call_meanwhile
+    call()
+    threads[0].join()
+    assert not errors
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            plan = planned().data
+            plan.ready()
+            threads = [threading.Thread(target=call) for _ in range(4)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+
+
+def test_another_stream_waits_for_the_kernels_that_fill_a_plan(gpu):
+    plan = planned().data
+    plan.ready()
+    assert (gpu.waits, gpu.recorded) == ([], set())
+    for stream in (7, 7, 8):
+        gpu.stream = stream
+        plan.ready()
+    assert (gpu.waits, gpu.recorded) == ([(7, 0), (8, 0)], {7, 8})
+    gpu.stream = 9
+    copied = copy.deepcopy(planned()).data  # planned and copied on stream 9
+    gpu.stream = 0
+    copied.ready()
+    assert gpu.waits[-1] == (0, 9)
+
+
+@pytest.fixture
+def room(gpu):
+    return PlanRoom(
+        (ROWS, COLS), 600, device="cpu", dtype=HALF, head_dim=DIM, num_heads=HEADS, edge_data=True, backward=True
+    )
+
+
+def test_a_stream_waits_for_each_fill_of_a_room(gpu, room):
+    gpu.stream = 3
+    room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
+    gpu.stream = 4
+    for _ in range(2):
+        room.plan(*inputs())
+    gpu.stream = 3
+    room.fill(edge_list(ROWS, COLS, 150, 2).edge_index)
+    gpu.stream = 4
+    room.plan(*inputs())
+    assert gpu.waits == [(4, 3), (4, 3)]
+
+
+@pytest.mark.parametrize("form", ["eager", "with edges", "compiled", "layer"])
+def test_a_fill_between_forward_and_backward_pass_is_refused(room, form):
+    first, second = (edge_list(ROWS, COLS, number, seed).edge_index for number, seed in ((150, 1), (400, 7)))
+    layer = TransformerConv(DIM, DIM, HEADS).to(HALF)
+    call = {
+        "eager": lambda q, k, v: room.plan(q, k, v),
+        "with edges": lambda q, k, v: room.plan(q, k, v, edges=EdgeData(bias=q.new_ones(600))),
+        "compiled": torch.compile(lambda q, k, v: room.plan(q, k, v), backend="aot_eager", fullgraph=True),
+        "layer": lambda q, k, v: layer((k[:, 0], q[:, 0]), room.plan),
+    }[form]
+    tensors = inputs()
+    for graph in (first, second):
+        room.fill(graph)
+        output = call(*tensors)
+        if form != "layer":  # whose gradients have memory that the shim cannot tell from an input
+            output.sum().backward()
+    output = call(*tensors)
+    room.fill(first)
+    with pytest.raises(RuntimeError, match=r"PlanRoom\.fill planned another graph between"):
+        output.sum().backward()
+    torch.compiler.reset()
+
+
+def test_a_compiled_call_gives_edge_data_without_an_edge_a_gradient_of_zero(room):
+    """In a room the arrays of edges are longer than the graph."""
+    room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
+    generator = torch.Generator().manual_seed(1)
+    bias = torch.randn(600, generator=generator).half().requires_grad_()
+    features = torch.randn(600, 3, generator=generator).half().requires_grad_()
+    factor = torch.randn(3, HEADS, DIM, generator=generator).half().requires_grad_()
+    tensors, gradients = inputs(), []
+
+    def call(q, k, v, edges):
+        return room.plan(q, k, v, edges=edges)
+
+    for function in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+        data = EdgeData(bias=bias), EdgeData(features=features, key_factor=factor)
+        bound = [room.plan.bind_edges(each, check_values=False) for each in data]
+        output = sum(function(*tensors, each).float().sum() for each in bound)
+        gradients.append(torch.autograd.grad(output, [bias, features, factor]))
+    for eager, compiled in zip(*gradients, strict=True):
+        assert torch.equal(eager, compiled)
+        assert eager.isfinite().all()
+    for of_edges in gradients[0][:2]:
+        assert (of_edges[150:] == 0).all()
+        assert (of_edges[:150] != 0).any()
+    torch.compiler.reset()
+
+
+def test_threads_share_the_free_memory_of_readbacks(monkeypatch):
+    """Each copy has memory of its own, and memory whose copy is pending is not given out."""
+
+    class Event:
+        done = True
+
+        def query(self):
+            return self.done
+
+    class Slot:
+        def __init__(self, count):
+            self.memory, self.event, self.address = torch.zeros(count), Event(), 0
+
+    monkeypatch.setattr(readback, "_Slot", Slot)
+    monkeypatch.setattr(readback, "copy_to_host", lambda *arguments: None)
+    monkeypatch.setattr(readback, "_free", {(0, 4): deque([Slot(4)])})
+    first, second = readback.Readback(0, 4, 0), readback.Readback(0, 4, 0)
+    assert first._slot is not second._slot
+    slots = {first._slot, second._slot}
+    first._slot.event.done = False
+    del first, second  # the oldest is pending
+    third = readback.Readback(0, 4, 0)
+    assert third._slot not in slots
+    errors, interval = [], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def take():
+        try:
+            readback.Readback(0, 4, 0)
+        except IndexError as error:
+            errors.append(error)
+
+    try:
+        for _ in range(300):
+            readback._free[0, 4] = deque([Slot(4)])
+            threads = [threading.Thread(target=take) for _ in range(2)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors

@@ -1,0 +1,65 @@
+"""The cache of edge data in slot order; stand-ins replace the streams and captures of a GPU."""
+
+import pytest
+import torch
+
+from fused3s.fused.edges import slot_order
+from fused3s.fused.edges.slot_order import in_slot_order
+
+SLOTS = torch.tensor([2, 0, 1], dtype=torch.int32)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The stream of the next calls, and whether it is captured."""
+    state = {"stream": 1, "captures": False}
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(slot_order, "stream_handle", lambda index: state["stream"])
+    monkeypatch.setattr(slot_order, "is_capturing", lambda device: state["captures"])
+    return state
+
+
+def rows() -> torch.Tensor:
+    return torch.arange(6.0).view(3, 2)
+
+
+def test_a_result_serves_all_calls_of_its_stream(gpu):
+    values = rows()
+    first = in_slot_order(values, SLOTS)
+    assert torch.equal(first, values[SLOTS.long()])
+    assert in_slot_order(values, SLOTS) is first
+    gpu["stream"] = 2  # which has not waited for the first one
+    other = in_slot_order(values, SLOTS)
+    assert other.data_ptr() != first.data_ptr()
+    assert torch.equal(other, first)
+    gpu["stream"] = 1
+    assert in_slot_order(values, SLOTS) is first
+    assert in_slot_order(values, SLOTS.clone()) is not first
+
+
+def test_a_changed_tensor_updates_the_memory_that_a_captured_graph_may_read(gpu):
+    values = rows()
+    first = in_slot_order(values, SLOTS)
+    values.mul_(2)
+    assert in_slot_order(values, SLOTS) is first
+    assert torch.equal(first, values[SLOTS.long()])
+
+
+def test_a_capture_reads_a_result_and_keeps_none(gpu):
+    values = rows()
+    gpu["captures"] = True
+    assert in_slot_order(values, SLOTS) is not in_slot_order(values, SLOTS)
+    gpu["captures"] = False
+    first = in_slot_order(values, SLOTS)
+    gpu |= {"captures": True, "stream": 3}
+    assert in_slot_order(values, SLOTS) is first
+    values.add_(1)
+    found = in_slot_order(values, SLOTS)
+    assert torch.equal(found, values[SLOTS.long()])
+    assert not torch.equal(found, first)
+
+
+def test_inference_tensors_have_no_version(gpu):
+    with torch.inference_mode():
+        values = rows()
+        assert in_slot_order(values, SLOTS) is not in_slot_order(values, SLOTS)
