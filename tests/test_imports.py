@@ -1,6 +1,7 @@
 """Imports between the folders, read from the source: also those inside functions and under TYPE_CHECKING."""
 
 import ast
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def test_packages_import_only_what_lies_below_them(package):
     for name, imported in modules(package).items():
         used = {other.split(".")[0] for other in imported} & own_names
         assert used <= ALLOWED[package] | {package}, name
+
+
+def test_the_wheel_has_every_folder_of_the_package():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    folders = {file.parent.relative_to(ROOT / "kernels") for file in (ROOT / "kernels").rglob("*.py")}
+    assert sorted(listed) == sorted(".".join(["fused3s", *folder.parts]) for folder in folders)
 
 
 def test_modules_form_no_circle():

@@ -27,6 +27,7 @@ from fused3s.fused.edges import backward as fused3s_edges_backward
 from fused3s.fused.edges import features as feature_products
 from fused3s.fused.edges import forward as fused3s_edges
 from fused3s.fused.tiles import backward as fused3s_backward
+from fused3s.fused.tiles import forward as fused3s_forward
 from fused3s.runtime import semaphores
 from fused3s.runtime.device import GPULimits
 from fused3s.runtime.jit import KernelInstance, KernelSizes
@@ -49,7 +50,7 @@ OPTIONAL_FLAGS = ("-fno-gnu-unique", "-fcf-protection=none", "-ftrivial-auto-var
 ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
-    *(dfgnn, feature_products, flashsparse, fused3s, fused3s_backward, fused3s_edges, fused3s_edges_backward),
+    *(dfgnn, feature_products, flashsparse, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_edges_backward),
     *(batch_norm, dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: which.
@@ -396,10 +397,11 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
         for backend in BACKENDS:
             patch.setattr(backend, "get_kernel", gpu.get_kernel, raising=False)  # some take `planned_kernel` alone
             patch.setattr(backend, "launch_kernel", gpu.launch_kernel)
-        patch.setattr(cuda, "get_kernel", gpu.get_kernel)
+        for module in (cuda, fused3s):
+            patch.setattr(module, "get_kernel", gpu.get_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
-        for backend in (fused3s, fused3s_backward):
+        for backend in (fused3s_forward, fused3s_backward):
             patch.setattr(backend, "instance_sizes", instance_sizes)
         for backend in (batch_norm, dense_block, dense_block_training, feature_products, residual_norm):
             patch.setattr(backend, "gpu_limits", lambda device: limits)

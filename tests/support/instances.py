@@ -4,9 +4,8 @@ import pytest
 import torch
 from plan_oracle import plan_on_cpu
 
-from fused3s.fused import backend as fused3s
-from fused3s.fused.backend import fused_instance
-from fused3s.fused.tiles import backward as fused3s_backward
+from fused3s.fused.tiles import backward, forward
+from fused3s.fused.tiles.forward import fused_instance
 from fused3s.fused.tuning import SM90
 from fused3s.runtime.device import GPULimits
 from fused3s.runtime.jit import ELEMENTS, Element, KernelInstance
@@ -39,5 +38,5 @@ def plan_for(patch: pytest.MonkeyPatch, gpu: GPULimits) -> None:
     if COMPILER is None:
         pytest.skip("no C++ compiler found (g++ or clang++)")
     plan_on_cpu(patch, gpu)
-    for module in (fused3s, fused3s_backward):
+    for module in (forward, backward):
         patch.setattr(module, "instance_sizes", sizes_alone)

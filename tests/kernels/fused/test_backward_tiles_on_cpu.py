@@ -20,6 +20,7 @@ from fused3s.fused.edges import forward as fused3s_edges
 from fused3s.fused.gradients import launch_gradients
 from fused3s.fused.planning import plan as fused3s_planning
 from fused3s.fused.tiles import backward as fused3s_backward
+from fused3s.fused.tiles import forward as fused3s_forward
 from fused3s.fused.tiles.backward import GRADIENTS, backward_instance, pass_schedules, warps_of_team
 from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import csr_pattern
@@ -88,7 +89,7 @@ def build(graph, heads, dim, reordered=False):
         pattern = permute_rows(pattern, perm)
     by_tile = replace(SM90, forward=(), backward=())
     with pytest.MonkeyPatch.context() as patch:
-        for module in (fused3s, fused3s_backward, fused3s_edges, fused3s_planning):
+        for module in (fused3s, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_planning):
             patch.setattr(module, "tuning_for", lambda gpu: by_tile)
         return REGISTRY["fused3s"].build(pattern, device, InputSpec(None, dim, heads, backward=True), perm)
 

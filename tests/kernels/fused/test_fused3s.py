@@ -14,10 +14,10 @@ from baselines import REGISTRY
 from fused3s.backends import cuda
 from fused3s.backends.base import Call, InputSpec
 from fused3s.fused import backend as fused3s
-from fused3s.fused.backend import heads_of_group
 from fused3s.fused.shapes import EXPRESSION, KEY_FEATURES, VALUE_FEATURES
 from fused3s.fused.tiles import backward as fused3s_backward
 from fused3s.fused.tiles.backward import backward_instance
+from fused3s.fused.tiles.forward import heads_of_group
 from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import csr_pattern
 from fused3s.runtime.device import GPULimits

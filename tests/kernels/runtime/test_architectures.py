@@ -8,7 +8,6 @@ from compiled import ARCHS, BFLOAT, FLOAT, HALF, check
 
 from dense.batch_norm import batch_norm_instance
 from dense.residual_norm import rows_instance as norm_instance
-from fused3s.fused.backend import PACK_FEATURES, choose_instance, fused_instance
 from fused3s.fused.edges.backward import edge_backward_instances, features_instance
 from fused3s.fused.edges.features import PACK_PAIR_FEATURES, product_instance
 from fused3s.fused.edges.forward import edge_instance
@@ -17,6 +16,7 @@ from fused3s.fused.planning.gpu_plan import PLAN_ITEMS, PLAN_SCHEDULE, WRITE_TIL
 from fused3s.fused.planning.gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS
 from fused3s.fused.shapes import DROPOUT, EXPRESSION, KEY_FEATURES, VALUE_FEATURES
 from fused3s.fused.tiles.backward import backward_instance
+from fused3s.fused.tiles.forward import PACK_FEATURES, choose_instance, fused_instance
 from fused3s.fused.tuning import SM90
 from fused3s.runtime.jit import Element, KernelInstance
 from parallel.rank_rows import rows_instance as rank_instance

@@ -18,13 +18,13 @@ from baselines.flashsparse import Kernels
 from baselines.fused3s_paper import SOURCE as PAPER_SOURCE
 from baselines.fused3s_paper import paper_instance
 from fused3s import KernelCompileError
-from fused3s.fused.backend import choose_instance, heads_of_group
 from fused3s.fused.edges.backward import edge_backward_instances
 from fused3s.fused.edges.features import product_instance
 from fused3s.fused.edges.forward import edge_instance, is_packed
 from fused3s.fused.shapes import DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, VALUE_FEATURES
 from fused3s.fused.shapes import TYPES as EDGE_TYPES
 from fused3s.fused.tiles.backward import backward_instance
+from fused3s.fused.tiles.forward import choose_instance, heads_of_group
 from fused3s.fused.tuning import SM90
 from fused3s.runtime import jit
 from fused3s.runtime.jit import Element, KernelInstance

@@ -4,11 +4,11 @@ import pytest
 import torch
 from compiled import ARCHS, check
 
-from fused3s.fused.backend import fused_instance
 from fused3s.fused.edges.backward import edge_backward_instances
 from fused3s.fused.edges.forward import edge_instance
 from fused3s.fused.shapes import TERM_BITS
 from fused3s.fused.tiles.backward import backward_instance
+from fused3s.fused.tiles.forward import fused_instance
 from fused3s.runtime.jit import Element, KernelInstance
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
