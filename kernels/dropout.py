@@ -78,7 +78,7 @@ def kept_edges(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, num_heads
     low, high = seed & LOW_WORD, seed >> 32 & LOW_WORD
     head = torch.arange(num_heads, device=row.device)
     of_row = _mix_bits(low ^ row)[:, None] + _product(head, 0x9E3779B9)
-    of_row = _mix_bits((of_row & LOW_WORD) ^ high)
+    of_row = _mix_bits((of_row & LOW_WORD) ^ high ^ _product(low, 0xC2B2AE35))
     return _mix_bits(of_row ^ _product(col, 0x85EBCA6B)[:, None]) >= dropout.threshold
 
 
