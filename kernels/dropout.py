@@ -2,8 +2,8 @@
 
     O_i = sum_j keep_ij p_ij / (1 - rate) v_j          p is normalised over all edges, kept or not
 
-A hash of row, column, head and seed decides whether an edge is kept. All backends compute the same mask, in forward and
-backward passes, except the baseline `pyg`, whose mask is torch's; none of the others stores it.
+A hash of row, column, head and seed decides whether an edge is kept. All backends compute the same mask in forward and
+backward passes, without storing it; only the baseline `pyg` draws and stores torch's.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """Hashes below it are dropped."""
+        """An edge is dropped if its hash, 32 bits, is below this."""
         return min(round(self.rate * 2**32), LOW_WORD)
 
 

@@ -8,8 +8,8 @@
 #include "common.cuh"
 
 struct DropoutParams {
-  const i64* seed;  // [1]  in memory, so that a replay of a CUDA graph draws another mask
-  u32 threshold;    // rate * 2^32: kept where the hash is not below it
+  const i64* seed;  // [1]  in memory, so that the next replay of a CUDA graph can use another seed
+  u32 threshold;    // rate * 2^32: an edge is kept if its hash is at least this
   float rescale;    // 1 / (1 - rate)
 };
 
