@@ -1,6 +1,7 @@
 """Score terms: expressions, their derivatives, and what is wrong with an argument."""
 
 import ctypes
+import math
 import random
 import re
 import subprocess
@@ -12,10 +13,10 @@ from formula_backend import FormulaBackend
 from torch.nn.functional import leaky_relu
 
 from baselines import REGISTRY
-from fused3s import EdgeData, ScoreTerm, plan_attention, sparse_attention
-from fused3s.runtime.source import CUDA_FOLDER
-from fused3s.score_expression import FUNCTIONS, evaluate
-from fused3s.score_source import expression_source
+from fused3s import EdgeData, ScoreTerm, plan_attention, score_term, sparse_attention
+from fused3s.runtime.source import CUDA_FOLDER, read_source
+from fused3s.score_expression import FUNCTIONS, evaluate, parse
+from fused3s.score_source import count_values, expression_source, uses_score
 from tests.cuda_shim.cuda_on_cpu import COMPILER, NEEDS_COMPILER
 
 EXPRESSIONS = [
@@ -113,6 +114,35 @@ def test_sources_hold_no_more_than_the_expression():
     term = ScoreTerm("s + evil", col={"evil": torch.zeros(3)})
     assert "evil" not in expression_source(term.text)
     assert "x.column[0]" in expression_source(term.text)
+
+
+def test_many_literals_warn_once_and_caches_let_go():
+    caches = (parse, count_values, uses_score, expression_source, read_source)
+    caches += (score_term._normalised, score_term._substituted, score_term._texts_of)
+
+    def make_terms() -> None:
+        for i in range(1, 300):
+            text = ScoreTerm(f"s / {i / 10}").text
+            read_source("pack_features.cu", text), count_values(text), uses_score(text)
+            score_term._substituted(text, f"s * edge{i}"), score_term._texts_of(f"{text} of a form")
+            ScoreTerm("s / c", c=i)
+
+    with pytest.warns(UserWarning, match=r"32 expressions differ from 's / 3\.2' in literals .*slope=0\.2") as warned:
+        make_terms()
+    (warning,) = warned
+    assert warning.filename == __file__
+    for cache in caches:
+        assert cache.cache_info().currsize <= cache.cache_info().maxsize < 300, cache
+
+
+def test_minus_zero_is_zero():
+    """Scalars of a launch are cached by their values, which are equal."""
+    graph, q = torch.tensor([[0, 1], [1, 1]]), torch.ones(2, 1, 4)
+    plan = plan_attention(graph, shape=(2, 2), device="cpu", backend="reference", edge_data=True)
+    term = ScoreTerm("where(1 / z > 0, s, 9 * s * w)", col={"w": torch.tensor([0.0, 1.0])}, z=-0.0)
+    assert math.copysign(1, term.numbers["z"]) == 1
+    equal = plan(q, q, q * torch.tensor([0.0, 1.0])[:, None, None], edges=EdgeData(score=term))
+    torch.testing.assert_close(equal[1], torch.full((1, 4), 0.5))
 
 
 def on_tensors(function):
