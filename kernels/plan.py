@@ -414,11 +414,12 @@ class AttentionPlan:
                 got = f"{tensor.shape[0]} entries on {tensor.device}"
                 raise ValueError(f"{name}: got {got}, but {length} on {self.device} are needed; {anew}")
         if (features := edges.padded_features) is not None:
-            least = max(edges.num_features, MAX_FEATURES)
-            if features.dim() != 2 or features.shape[1] < least:
-                raise ValueError(
-                    f"padded_features: got shape {tuple(features.shape)}; [nnz, {least}] is needed; {anew}"
-                )
+            # Kernels read rows of MAX_FEATURES; layers bind wider ones to backends of plain torch.
+            widest = edges.num_features if REGISTRY[self.backend].autograd else 0
+            width = max(widest, MAX_FEATURES)
+            if features.shape[1:] != (width,) or edges.num_features > width:
+                got = f"shape {tuple(features.shape)} with num_features={edges.num_features}"
+                raise ValueError(f"padded_features: got {got}; [nnz, {width}] is needed; {anew}")
         if edges.types is not None and (edges.checked_types is None or edges.types is not edges.checked_types[0]):
             raise ValueError(f"types: got others than were bound, whose range nobody checked; {anew}")
         if edges.score is not None:

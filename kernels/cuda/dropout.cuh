@@ -8,8 +8,8 @@
 #include "common.cuh"
 
 struct DropoutParams {
-  const i64* seed;  // [1]  in memory, so that a replay of a CUDA graph draws another mask
-  u32 threshold;    // rate * 2^32: kept where the hash is not below it
+  const i64* seed;  // [1]  in memory, so that the next replay of a CUDA graph can use another seed
+  u32 threshold;    // rate * 2^32: an edge is kept if its hash is at least this
   float rescale;    // 1 / (1 - rate)
 };
 
@@ -21,10 +21,12 @@ __device__ __forceinline__ u32 mix_bits(u32 x) {
   return x ^ x >> 16;
 }
 
-// Hash of a row and head, for `keeps`.
+// Hash of a row and head, for `keeps`. Both rounds take the seed's low word: with the first alone, row i of one seed
+// would have the mask of row i ^ 1 of the next seed.
 __device__ __forceinline__ u32 dropout_row(i64 seed, int row, int head) {
-  const u32 of_row = mix_bits(static_cast<u32>(seed) ^ static_cast<u32>(row));
-  return mix_bits(of_row + static_cast<u32>(head) * 0x9e3779b9u ^ static_cast<u32>(static_cast<u64>(seed) >> 32));
+  const u32 low = static_cast<u32>(seed), high = static_cast<u32>(static_cast<u64>(seed) >> 32);
+  const u32 of_row = mix_bits(low ^ static_cast<u32>(row)) + static_cast<u32>(head) * 0x9e3779b9u;
+  return mix_bits(of_row ^ high ^ low * 0xc2b2ae35u);
 }
 
 __device__ __forceinline__ bool keeps(u32 of_row, int column, u32 threshold) {

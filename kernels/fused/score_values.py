@@ -24,7 +24,7 @@ SCORE_DEFAULTS: dict[str, float] = {  # members of cuda/score/score_term_params.
     "additive_slope": 0.0,
     "num_factors": 0,
 }
-MOST_TILE_VALUES = 2  # of an edge, for which plans leave shared memory
+MOST_TILE_VALUES = 2  # values of an edge in KV tiles; plans reserve their shared memory
 MOST_VALUE_SUMS = 4  # as kMostValueSums of cuda/tiles/sum_splits.cuh
 
 
@@ -59,7 +59,7 @@ def score_scalars(edges: BoundEdges | None) -> Members:
 
 def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
     """Whether the forward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also features and a score
-    term. It gathers K in any case, so not if the expression does not read the score."""
+    term. Not for expressions without s: this kernel would gather K for nothing."""
     terms = terms_of(edges)
     if not terms & ~DROPOUT:
         return True
@@ -70,8 +70,8 @@ def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
 
 
 def folds_heads(edges: BoundEdges | None) -> bool:
-    """Whether the forward kernel over KV tiles computes several heads at a time: without edge data, or with a score
-    term alone that has at most one value, for all heads and not of an edge: more take too many registers."""
+    """Whether the forward kernel over KV tiles computes several heads at a time: without edge data, or with only a
+    score term of at most one value, which all heads share and no edge has: more take too many registers."""
     terms = terms_of(edges)
     if not terms:
         return True

@@ -156,6 +156,7 @@ class Kernel:
 
 
 _Key = tuple[KernelInstance, int]
+# Kernels are never unloaded: launches in flight and CUDA graphs use them. `ScoreTerm` warns before they get many.
 _kernels: dict[_Key, Kernel] = {}
 _compilations: dict[_Key, Future[Kernel]] = {}  # running; failed ones until `get_kernel` raises the error
 _lock = threading.Lock()  # of both, not held while compiling

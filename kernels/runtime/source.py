@@ -1,7 +1,7 @@
 """Text of the CUDA sources."""
 
 import re
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from ..terms.score_source import expression_source
@@ -12,7 +12,7 @@ CUDA_FOLDER = Path(__file__).parents[1] / "cuda"
 EXPRESSION = "score/score_expression.cuh"
 
 
-@cache
+@lru_cache(128)  # up to 100 KiB each; new expressions take the places of old ones
 def read_source(source: str | Path, score: str | None = None) -> str:
     """Text of a CUDA source with its headers (`#include "..."`, in its folder or kernels/cuda) inlined, those with
     `#pragma once` once each.

@@ -2,8 +2,8 @@
 
     O_i = sum_j keep_ij p_ij / (1 - rate) v_j          p is normalised over all edges, kept or not
 
-A hash of row, column, head and seed decides whether an edge is kept. All backends compute the same mask, in forward and
-backward passes, except the baseline `pyg`, whose mask is torch's; none of the others stores it.
+A hash of row, column, head and seed decides whether an edge is kept. All backends compute the same mask in forward and
+backward passes, without storing it; only the baseline `pyg` draws and stores torch's.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """Hashes below it are dropped."""
+        """An edge is dropped if its hash, 32 bits, is below this."""
         return min(round(self.rate * 2**32), LOW_WORD)
 
 
@@ -78,7 +78,7 @@ def kept_edges(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, num_heads
     low, high = seed & LOW_WORD, seed >> 32 & LOW_WORD
     head = torch.arange(num_heads, device=row.device)
     of_row = _mix_bits(low ^ row)[:, None] + _product(head, 0x9E3779B9)
-    of_row = _mix_bits((of_row & LOW_WORD) ^ high)
+    of_row = _mix_bits((of_row & LOW_WORD) ^ high ^ _product(low, 0xC2B2AE35))
     return _mix_bits(of_row ^ _product(col, 0x85EBCA6B)[:, None]) >= dropout.threshold
 
 

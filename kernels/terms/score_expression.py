@@ -72,7 +72,9 @@ def evaluate(text: str, values: Mapping[str, torch.Tensor | float]) -> torch.Ten
         "min": torch.minimum,
         "max": torch.maximum,
         "leaky_relu": lambda x, slope: torch.where(x > 0, x, slope * x),
-        "clamp": lambda x, low, high: torch.where(x < low, low, torch.where(x > high, high, x)),
+        "clamp": lambda x, low, high: torch.where(
+            (x < low) | low.isnan(), low, torch.where((x > high) | high.isnan(), high, x)
+        ),
         "where": torch.where,
     }
     return walk(parse(text), lambda name: tensor(values[name]), tensor, functions)

@@ -1,16 +1,18 @@
 """C++ of a score term: its value and its derivatives, by SymPy, as the text of cuda/score/score_expression.cuh."""
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from .score_expression import SCORE, names_in, parse, walk
 
 KINDS = ("row", "column", "edge", "head")  # of values, in their normalised names: row0, row1, column0, ...
 NUMBER = "number"
+MOST_KEPT = 256  # expressions in each cache, the latest used
 _HEAD = """\
 #pragma once
 // {text}
+#include "score/score_functions.cuh"
 struct ScoreExpression {{
   static constexpr int kRowValues = {row}, kColumnValues = {column}, kEdgeValues = {edge}, kHeadValues = {head};
   static constexpr bool kUsesScore = {uses_score};
@@ -30,36 +32,36 @@ struct ScoreExpression {{
 """
 
 
-@cache
+@lru_cache(MOST_KEPT)
 def count_values(text: str) -> dict[str, int]:
     """How many values of each kind a normalised expression has."""
     names = names_in(parse(text))
     return {kind: sum(re.fullmatch(rf"{kind}\d+", name) is not None for name in names) for kind in KINDS}
 
 
-@cache
+@lru_cache(MOST_KEPT)
 def uses_score(text: str) -> bool:
     """Whether an expression reads the score; else queries and keys count for nothing."""
     return SCORE in names_in(parse(text))
 
 
-@cache
+@lru_cache(MOST_KEPT)
 def expression_source(text: str) -> str:
     """The text of cuda/score/score_expression.cuh for a normalised expression.
 
     Raises:
-        ValueError: the value or a derivative is not finite anywhere, or not an expression.
+        ValueError: the value or a derivative is nowhere finite and real, or not an expression.
     """
     import sympy  # torch brings it, and imports it as late as this
 
-    symbols = {name: sympy.Symbol(name, real=True) for name in names_in(parse(text))}
+    symbols = {name: sympy.Symbol(name) for name in names_in(parse(text))}
     value = walk(parse(text), symbols.__getitem__, _number, _functions())
     named = [name for name in symbols if name != SCORE and not name.startswith(NUMBER)]
     partials = [sympy.diff(value, symbols[name]) if name in symbols else sympy.S.Zero for name in (SCORE, *named)]
     of_names = [f"the derivative of {text!r} by {name}" for name in (SCORE, *named)]
     for what, each in zip((repr(text), *of_names), (value, *partials), strict=True):
-        if each.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
-            raise ValueError(f"expression: {what} is not finite")
+        if each.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
+            raise ValueError(f"expression: {what} is not finite and real")
     lines = [f"of.{_place(name)} = g * ({{}});" for name in named]
     return _HEAD.format(
         text=text,
@@ -74,10 +76,10 @@ def _statements(values: list[Any], forms: list[str]) -> str:
     """Lines of C++ with common subexpressions taken out; `forms`: what becomes of each value."""
     import sympy
 
-    names = sympy.numbered_symbols("t", real=True)
-    shared, values = sympy.cse(values, symbols=names)
-    lines = [f"const float {name} = {_cpp(value)};" for name, value in shared]
-    lines += [form.format(_cpp(value)) for form, value in zip(forms, values, strict=True)]
+    shared, values = sympy.cse(values, symbols=sympy.numbered_symbols("t"))
+    text = _printer().doprint
+    lines = [f"const float {name} = {text(value)};" for name, value in shared]
+    lines += [form.format(text(value)) for form, value in zip(forms, values, strict=True)]
     return "\n".join(f"    {line}" for line in lines)
 
 
@@ -93,28 +95,68 @@ def _number(value: float) -> Any:
     return sympy.Integer(int(value)) if value == int(value) and abs(value) < 2**24 else sympy.Float(value)
 
 
+@cache
 def _functions() -> dict[str, Any]:
-    """The functions of expressions in SymPy; those with a kink as Piecewise, whose derivative is one, too."""
+    """The functions of expressions in SymPy. Those with a kink are opaque, since SymPy's own conditions know no NaN; at
+    the kink they have torch's subgradient."""
     import sympy
 
-    def choose(condition: Any, then: Any, otherwise: Any) -> Any:
-        return sympy.Piecewise((then, condition), (otherwise, True))
+    class Choice(sympy.Function):
+        """(a, b, x, y): x where a < b, or a <= b, else y."""
+
+        @classmethod
+        def eval(cls, a: Any, b: Any, then: Any, otherwise: Any) -> Any:
+            return then if then == otherwise else None
+
+        def _eval_derivative(self, of: Any) -> Any:
+            a, b, *branches = self.args
+            return self.func(a, b, *(each.diff(of) for each in branches))
+
+    class Less(Choice):
+        cpp = "(({} < {}) ? ({}) : ({}))"
+
+    class LessEqual(Choice):
+        cpp = "(({} <= {}) ? ({}) : ({}))"
+
+    class Kink(sympy.Function):
+        """A function of cuda/score/score_functions.cuh, or of C++; `choose`: a Choice with its derivatives."""
+
+        def _eval_derivative(self, of: Any) -> Any:
+            return self.choose(*self.args, *(each.diff(of) for each in self.args))
+
+    class Absolute(Kink):
+        cpp = "fabsf({})"
+        choose = staticmethod(lambda x, dx: Less(0, x, dx, Less(x, 0, -dx, 0)))
+
+    class Maximum(Kink):
+        cpp = "maximum({}, {})"
+        choose = staticmethod(lambda x, y, dx, dy: Less(y, x, dx, Less(x, y, dy, (dx + dy) / 2)))
+
+    class Minimum(Kink):
+        cpp = "minimum({}, {})"
+        choose = staticmethod(lambda x, y, dx, dy: Less(x, y, dx, Less(y, x, dy, (dx + dy) / 2)))
+
+    class Clamped(Kink):
+        cpp = "clamped({}, {}, {})"
+        choose = staticmethod(lambda x, low, high, dx, dlow, dhigh: Less(x, low, dlow, Less(high, x, dhigh, dx)))
+
+    def relu(x: Any) -> Any:
+        return LessEqual(x, 0, 0, x)
+
+    def where(condition: Any, then: Any, otherwise: Any) -> Any:
+        if condition in (sympy.true, sympy.false):  # of numbers
+            return then if condition else otherwise
+        chosen = Less if isinstance(condition, (sympy.Lt, sympy.Gt)) else LessEqual
+        return chosen(condition.lts, condition.gts, then, otherwise)
 
     return {
         **{name: getattr(sympy, name) for name in ("exp", "log", "sqrt", "tanh", "sin", "cos")},
-        "abs": lambda x: sympy.Piecewise((x, x > 0), (-x, x < 0), (0, True)),
         "sigmoid": lambda x: (1 + sympy.tanh(x / 2)) / 2,  # its derivative does not overflow
-        "relu": lambda x: choose(x > 0, x, 0),
-        "min": lambda x, y: choose(x < y, x, y),
-        "max": lambda x, y: choose(x > y, x, y),
-        "leaky_relu": lambda x, slope: choose(x > 0, x, slope * x),
-        "clamp": lambda x, low, high: sympy.Piecewise((low, x < low), (high, x > high), (x, True)),
-        "where": choose,
+        "relu": relu,
+        "leaky_relu": lambda x, slope: relu(x) if slope == 0 else Less(0, x, x, slope * x),
+        "where": where,
+        **{"abs": Absolute, "max": Maximum, "min": Minimum, "clamp": Clamped},
     }
-
-
-def _cpp(value: Any) -> str:
-    return re.sub(r"\s*\n\s*", " ", _printer().doprint(value))
 
 
 @cache
@@ -130,6 +172,10 @@ def _printer() -> Any:
             if name.startswith(NUMBER):
                 return _place(name)
             return f"x.{_place(name)}" if re.fullmatch(rf"({'|'.join(KINDS)})\d+", name) else name
+
+        def _print_Function(self, function: Any) -> str:  # noqa: N802
+            form = getattr(function, "cpp", None)
+            return form.format(*map(self._print, function.args)) if form else super()._print_Function(function)
 
         def _print_Pow(self, power: Any, rational: bool = False) -> str:  # noqa: N802
             base, exponent = power.as_base_exp()

@@ -10,6 +10,8 @@ them are one expression for the kernels (`whole_expression`), which compile it a
 has a gradient, the same bits on every run.
 """
 
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,10 +21,11 @@ import torch
 
 from ..arguments import DTYPES, check_dense, finite_number
 from .score_expression import FUNCTIONS, SCORE, evaluate, names_in, parse, renamed
-from .score_source import KINDS, NUMBER, count_values, expression_source
+from .score_source import KINDS, MOST_KEPT, NUMBER, count_values, expression_source
 
 MOST_NUMBERS = 8  # as in cuda/score/score_term_params.cuh
 MOST_VALUES = 16  # of a kind
+MOST_LITERALS = 32  # expressions that differ in them alone, before a warning
 LENGTHS = {"row": "[num_rows]", "column": "[num_cols]", "edge": "[E]", "head": "[H]"}
 ARGUMENTS = {"row": "row", "column": "col", "edge": "edge", "head": "head"}
 
@@ -41,6 +44,16 @@ class ScoreTerm:
         numbers: finite numbers by name, without gradients; at most 8.
 
     Values of rows, columns and heads are used in float32, or in float64 where q is.
+
+    A NaN in the score or in a value makes the row NaN. Two places drop it: a comparison with it is false, as in Python,
+    and `where` ignores the branch that it does not choose. The kernels use simplified algebra: s - s and 0 * s are 0.
+
+    Derivatives at a kink are those of torch: 0 of abs and relu at 0, `slope` of leaky_relu at 0, one half by each
+    argument of min and max at a tie, 1 by x of clamp at a bound. `where` has those of the branch that it chooses.
+
+    Each expression compiles kernels, some seconds each on first use, and a literal is a part of it: "0.2 * s" and
+    "0.3 * s" are two. A number ("c * s", c=0.2) takes any value without compiling. Kernels stay loaded; 32 expressions
+    that differ in literals alone warn.
 
     Raises:
         ValueError, TypeError: the expression or a value is wrong; the text names it and says what is allowed.
@@ -66,7 +79,8 @@ class ScoreTerm:
                 if not isinstance(name, str):
                     raise TypeError(f"{ARGUMENTS[kind]}: got the name {name!r}; a text is needed")
         self.values = {kind: dict(values or {}) for kind, values in given.items()}
-        self.numbers = {name: finite_number(name, number) for name, number in numbers.items()}
+        # + 0.0: -0.0 and 0.0 are equal to caches, but 1 / x tells them apart.
+        self.numbers = {name: finite_number(name, number) + 0.0 for name, number in numbers.items()}
         names = {kind: tuple(values) for kind, values in self.values.items()}
         try:
             self.text = _normalised(expression, (*names.items(), (NUMBER, tuple(numbers))))
@@ -89,7 +103,7 @@ class ScoreTerm:
         return f"ScoreTerm({self.expression!r})"
 
 
-@lru_cache(1024)  # layers make their term anew at every call
+@lru_cache(MOST_KEPT)  # layers make their term anew at every call
 def _normalised(expression: str, names: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
     """The expression with row0, column0, edge0, head0, number0, .. in place of the names of each kind."""
     tree = parse(expression)
@@ -113,8 +127,29 @@ def _normalised(expression: str, names: tuple[tuple[str, tuple[str, ...]], ...])
     if unused := [name for name in new_names if name not in (SCORE, *used)]:
         raise ValueError(f"{unused[0]}: given, but {expression!r} does not name it")
     text = renamed(tree, new_names)
+    _count_literals(text)
     expression_source(text)  # finds values and derivatives that are not finite
     return text
+
+
+@lru_cache(MOST_KEPT)
+def _texts_of(form: str) -> set[str]:
+    """The expressions of a form met so far, up to MOST_LITERALS."""
+    return set()
+
+
+def _count_literals(text: str) -> None:
+    """Warn once where MOST_LITERALS expressions compile kernels each, though with a number one would do."""
+    texts = _texts_of(re.sub(r"(?<!\w)[\d.]+(e[+-]?\d+)?", "0", text))
+    if len(texts) < MOST_LITERALS and text not in texts:
+        texts.add(text)
+        if len(texts) == MOST_LITERALS:
+            warnings.warn(
+                f"ScoreTerm: {MOST_LITERALS} expressions differ from {text!r} in literals alone, and each compiles its "
+                "own kernels, which stay loaded; give what changes as a number, which needs no compilation: "
+                'ScoreTerm("leaky_relu(s, slope)", slope=0.2)',
+                stacklevel=4,
+            )
 
 
 def whole_expression(term: ScoreTerm | None, has_multiplier: bool, has_bias: bool, has_clamp: bool) -> str:
@@ -137,7 +172,7 @@ def whole_expression(term: ScoreTerm | None, has_multiplier: bool, has_bias: boo
     return text
 
 
-@lru_cache(1024)
+@lru_cache(MOST_KEPT)
 def _substituted(text: str, score: str) -> str:
     """An expression with another one in place of the score."""
     return renamed(parse(text), {SCORE: score})

@@ -174,6 +174,7 @@ def test_calls_of_layers(layer):
         (lambda: ScoreTerm("s + a", col={5: rows()}), TypeError, "col: got the name 5; a text"),
         (lambda: ScoreTerm("s * a", a="5"), TypeError, "a: got '5'; a number"),
         (lambda: ScoreTerm("s + 1 / 0"), ValueError, r"expression: 's \+ 1 / 0' is not finite"),
+        (lambda: ScoreTerm("s * sqrt(-1)"), ValueError, r"is not finite and real"),
         (lambda: ScoreTerm("exp(" * 200 + "s" + ")" * 200), ValueError, "expression: 1001 characters are nested too"),
         (lambda: ScoreTerm("+".join("s" * 5000)), ValueError, "expression: 9999 characters are nested too deeply"),
         (lambda: split_qkv(rows()[:, 0], 0), ValueError, "num_heads: got 0"),

@@ -361,6 +361,20 @@ class TestDropout:
         assert torch.equal(call(None), first)
         assert not torch.equal(first, second)
 
+    def test_masks_of_all_seeds_rows_and_heads_are_pairwise_independent(self):
+        """Small seeds, as `seed=step` gives, negative ones, and those that differ in their high words."""
+        seeds = [*range(64), *range(-16, 0), *(k << 32 for k in range(1, 17)), *((k << 32) + k for k in range(1, 17))]
+        seeds += [2**63 - 1, -(2**63)]
+        num_rows, num_cols = 32, 256
+        row, col = torch.ones(num_rows, num_cols).nonzero().T
+        kept = torch.stack([kept_edges(Dropout(0.5, torch.tensor([seed])), row, col, 2) for seed in seeds])
+        signs = (2 * kept.float() - 1).view(len(seeds), num_rows, num_cols, 2).movedim(2, 3).flatten(0, 2)
+        # A sum of n independent signs has the mean 0, the variance n, and passes 7 sqrt(n) once in 4e11 pairs.
+        sums = (signs @ signs.T)[tuple(torch.triu_indices(len(signs), len(signs), 1))]
+        assert sums.abs().max() < 7 * num_cols**0.5
+        assert abs(sums.square().mean() / num_cols - 1) < 0.01
+        assert signs.sum().abs() < 7 * signs.numel() ** 0.5
+
     def test_a_backend_without_dropout_is_named(self):
         graph, tensors, _ = whole_case()
         with pytest.raises(

@@ -1,14 +1,12 @@
-// The term of the scores: what an instance with kExpression does to s = scale * <q_i, k_ij> before the softmax. The same
-// for all kernels.
+// The score term: an instance with kExpression applies it to s = scale * <q_i, k_ij> before the softmax. All kernels
+// share this file.
 //
-// The term is an expression of the caller, compiled as struct ScoreExpression (score_expression.cuh), over s and values of
-// the row, the column, the edge and the head. Its numbers are members in score_term_params.cuh, which lies at the end of
-// struct Params of each kernel.
+// The expression of the caller is compiled as struct ScoreExpression (score_expression.cuh), over s and values of row,
+// column, edge and head. Its numbers are members in score_term_params.cuh, at the end of each struct Params.
 //
-// Unit. Scores of 16-bit inputs are kept times log2(e), since the exponential is ex2: a factor of q. With a term they get
-// that factor only after it. Those of float32 never have it, and <q, k> has the same bits in the forward
-// pass and in both backward passes: only the difference of a score from the maximum, or from the log-sum-exp, is
-// multiplied. Gradients are those of the scores without it.
+// Unit. 16-bit kernels fold log2(e) into q, so that exp becomes ex2. With a score term the factor is applied after the
+// term. float32 kernels multiply only the difference of a score from the maximum or the log-sum-exp, so that <q, k> has
+// the same bits in the forward pass and in both backward passes. Gradients are those of scores without the factor.
 #pragma once
 #include "common.cuh"
 #include "elements.cuh"
@@ -29,7 +27,7 @@ enum EdgeTerm {
 template <Element kIn>
 constexpr float kScoreUnit = kIsWide<kIn> ? 1.0f : kLog2e;
 
-// Factor of scale * <q, k>, from the host or a kernel, and the one that its score still lacks.
+// Factor in scale * <q, k> before the term, and the factor that is applied after the term.
 template <Element kIn, int kTerms>
 constexpr float kProductUnit = kTerms & kExpression ? 1.0f : kScoreUnit<kIn>;
 template <Element kIn, int kTerms>
@@ -113,8 +111,8 @@ struct ScoreTerm {
     return score;
   }
 
-  // From ds to the gradient of scale * <q, k>, after `apply`. A gradient of 0 passes none on, whatever the derivatives:
-  // those of a score without weight may be infinite.
+  // The gradient of scale * <q, k> from ds; call it after `apply`. A ds of 0 gives 0: the derivative of a score without
+  // weight may be infinite, and 0 * inf is NaN.
   template <typename Params>
   __device__ __forceinline__ float gradient(float gradient, const Params& p) {
     if constexpr (kExists) {

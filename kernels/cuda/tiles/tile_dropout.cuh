@@ -9,7 +9,7 @@ struct TileDropout {
   u32 of_row[2];  // rows g and g + 8 of the window
   u32 threshold;
 
-  // `row`: numbers in A.
+  // row: of A, for rows g and g + 8 of the window.
   __device__ __forceinline__ void start(const Params& p, const int (&row)[2]) {
     const i64 seed = __ldg(p.dropout.seed);
 #pragma unroll
@@ -17,7 +17,7 @@ struct TileDropout {
     threshold = p.dropout.threshold;
   }
 
-  // Zeros the weights of dropped edges. Weights as A fragments.
+  // Sets the weights of dropped edges to 0. prob: 16-bit weights as A fragments.
   __device__ __forceinline__ void apply(u32 (&prob)[4], u32 record, int t) const {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
@@ -31,7 +31,7 @@ struct TileDropout {
       }
     }
   }
-  // Weights as C fragments of both n-tiles.
+  // The same for float32 weights, as C fragments of both n-tiles.
   __device__ __forceinline__ void apply(float (&weight)[2][4], u32 record, int t) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

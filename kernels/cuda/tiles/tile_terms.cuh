@@ -1,9 +1,10 @@
-// The score term (score_terms.cuh) of a KV tile. Head groups: one without values of edges, whose values serve all heads.
+// The score term (score_terms.cuh) of a KV tile. Head groups support only terms without edge values, whose row and
+// column values are shared by all heads.
 //
 // Values of edges. The edges of a KV tile are consecutive slots. Each lane loads the values of its slots (lane, lane +
 // 32, ...) and stores them to a 16 x 16 matrix in shared memory for each value, from which the lanes read them as C
-// fragments. Entries without an edge hold old data; the mask follows later. Values and place of a lane's first slot
-// are loaded one KV tile ahead; few KV tiles have more than 32 edges.
+// fragments. Entries without an edge hold old data, and the mask sets their scores to -infinity afterwards. The first
+// slot of each lane is loaded one KV tile ahead; few KV tiles have more than 32 edges.
 //
 // Swizzle: rows with bit 1 set swap their halves, so that rows g to g + 3 of a read cover all banks.
 //

@@ -159,7 +159,8 @@ def test_features_of_wider_rows_are_padded_with_zeros():
         ],
         ("head_values", lambda tensor: tensor[:0], "got 0 entries on cpu, but 1 on cpu are needed"),
         ("column_values", lambda tensor: tensor.to("meta"), r"entries on meta, but \d+ on cpu are needed"),
-        ("padded_features", lambda tensor: tensor[:, :11], r"got shape \(\d+, 11\); \[nnz, 16\] is needed"),
+        ("padded_features", lambda tensor: tensor[:, :11], r"got shape \(\d+, 11\) with .*; \[nnz, 16\] is"),
+        ("padded_features", lambda tensor: tensor.repeat(1, 2), r"got shape \(\d+, 32\) with .*; \[nnz, 16\] is"),
         ("types", lambda tensor: tensor + 1, "got others than were bound"),
         ("checked_types", lambda _: None, ""),
         ("edge_values", lambda _: None, ""),
@@ -181,8 +182,13 @@ def test_bound_edges_take_no_data_that_kernels_would_read_past(backend, name, ch
         bound = plan.bind_edges(replace(data, score=term))
         with pytest.raises(ValueError, match=f"{text}.*; weights alone may be replaced in bound edges"):
             plan(*tensors, edges=replace(bound, **{name: change(getattr(bound, name))}))
-        with pytest.raises(ValueError, match=r"padded_features: got shape \(\d+, 16\); \[nnz, 17\] is needed"):
+        width = 16 if backend == "fused3s" else 17
+        with pytest.raises(ValueError, match=rf"got shape \(\d+, 16\) with num_features=17; \[nnz, {width}\] is"):
             plan(*tensors, edges=replace(bound, num_features=17))
+        if backend == "fused3s":  # plain torch takes them from layers
+            wide = {"padded_features": bound.padded_features.repeat(1, 2), "num_features": 32}
+            with pytest.raises(ValueError, match=r"got shape \(\d+, 32\) with num_features=32; \[nnz, 16\] is needed"):
+                plan(*tensors, edges=replace(bound, **wide))
     assert gpu is None or not gpu.launched
 
 

@@ -1,13 +1,24 @@
 """Score terms: expressions, their derivatives, and what is wrong with an argument."""
 
+import ctypes
+import math
+import random
+import re
+import subprocess
+from itertools import product
+
 import pytest
 import torch
 from formula_backend import FormulaBackend
+from torch.nn.functional import leaky_relu
 
 from baselines import REGISTRY
 from fused3s import EdgeData, ScoreTerm, plan_attention, sparse_attention
-from fused3s.terms.score_expression import FUNCTIONS, evaluate
-from fused3s.terms.score_source import expression_source
+from fused3s.runtime.source import CUDA_FOLDER, read_source
+from fused3s.terms import score_term
+from fused3s.terms.score_expression import FUNCTIONS, evaluate, parse
+from fused3s.terms.score_source import count_values, expression_source, uses_score
+from tests.cuda_shim.cuda_on_cpu import COMPILER, NEEDS_COMPILER
 
 EXPRESSIONS = [
     ("s * w + 2", lambda s, w: s * w + 2),
@@ -104,3 +115,104 @@ def test_sources_hold_no_more_than_the_expression():
     term = ScoreTerm("s + evil", col={"evil": torch.zeros(3)})
     assert "evil" not in expression_source(term.text)
     assert "x.column[0]" in expression_source(term.text)
+
+
+def test_many_literals_warn_once_and_caches_let_go():
+    caches = (parse, count_values, uses_score, expression_source, read_source)
+    caches += (score_term._normalised, score_term._substituted, score_term._texts_of)
+
+    def make_terms() -> None:
+        for i in range(1, 300):
+            text = ScoreTerm(f"s / {i / 10}").text
+            read_source("features/pack_features.cu", text), count_values(text), uses_score(text)
+            score_term._substituted(text, f"s * edge{i}"), score_term._texts_of(f"{text} of a form")
+            ScoreTerm("s / c", c=i)
+
+    with pytest.warns(UserWarning, match=r"32 expressions differ from 's / 3\.2' in literals .*slope=0\.2") as warned:
+        make_terms()
+    (warning,) = warned
+    assert warning.filename == __file__
+    for cache in caches:
+        assert cache.cache_info().currsize <= cache.cache_info().maxsize < 300, cache
+
+
+def test_minus_zero_is_zero():
+    """Scalars of a launch are cached by their values, which are equal."""
+    graph, q = torch.tensor([[0, 1], [1, 1]]), torch.ones(2, 1, 4)
+    plan = plan_attention(graph, shape=(2, 2), device="cpu", backend="reference", edge_data=True)
+    term = ScoreTerm("where(1 / z > 0, s, 9 * s * w)", col={"w": torch.tensor([0.0, 1.0])}, z=-0.0)
+    assert math.copysign(1, term.numbers["z"]) == 1
+    equal = plan(q, q, q * torch.tensor([0.0, 1.0])[:, None, None], edges=EdgeData(score=term))
+    torch.testing.assert_close(equal[1], torch.full((1, 4), 0.5))
+
+
+def on_tensors(function):
+    return lambda *given: function(*(x if isinstance(x, torch.Tensor) else torch.tensor(float(x)) for x in given))
+
+
+# The functions with a kink, as torch has them.
+KINKS = {name: on_tensors(getattr(torch, name)) for name in ("relu", "abs", "clamp", "where")}
+KINKS |= {"min": on_tensors(torch.minimum), "max": on_tensors(torch.maximum), "leaky_relu": leaky_relu}
+OF_ONE = ("{x}", "2 * {x} - 1", "relu({x})", "abs({x})", "leaky_relu({x}, 0.5)", "leaky_relu({x}, 0)", "min({x}, 1)")
+OF_ONE += ("max(-1, {x})", "clamp({x}, -1, 1)", "where({x} < 1, {x}, 2)", "where({x} >= 0, {x}, -{x})")
+OF_TWO = ("{x} + {y}", "{x} - {y}", "{x} * {y}", "min({x}, {y})", "max({x}, {y})", "where({x} <= {y}, {y}, 3 * {x})")
+OF_TWO += ("where(0 > {x}, {x}, {y})", "max({x} - {y}, {y} - {x})")
+OF_TWO += ("clamp({x}, -1 - abs({y}), 9)", "clamp({x}, -9, abs({y}))")
+
+
+def drawn_expression(draw: random.Random, names: tuple[str, ...]) -> str:
+    """An expression of all names, in which small whole numbers often lie on a kink."""
+    if len(names) == 1:
+        return f"({draw.choice(OF_ONE).format(x=names[0])})"
+    cut = draw.randrange(1, len(names))
+    x, y = (drawn_expression(draw, part) for part in (names[:cut], names[cut:]))
+    both = draw.choice(OF_TWO).format(x=x, y=y)
+    return f"({draw.choice(OF_ONE).format(x=f'({both})')})"
+
+
+def compiled_on_cpu(expressions: list[str], folder) -> ctypes.CDLL:
+    """Functions run_0, run_1, .. of [n, 3] s, row0 and column0 and of the results [n, 4]: the values, and the
+    derivatives by the three."""
+    text = "#define __device__\n#define __forceinline__ inline\n#include <math.h>\n"
+    text += (CUDA_FOLDER / "score/score_functions.cuh").read_text()
+    text += "struct Values { float row[1], column[1], edge[1], head[1]; };\n"
+    for i, expression in enumerate(expressions):
+        text += f"namespace of_{i} {{\n{re.sub('#.*', '', expression_source(expression))}}}\n"
+        text += f"""extern "C" void run_{i}(long n, const float* in, float* out) {{
+          for (; n--; in += 3, out += 4) {{
+            const Values x = {{{{in[1]}}, {{in[2]}}, {{}}, {{}}}};
+            Values of = {{}};
+            const float numbers[8] = {{}};
+            out[0] = of_{i}::ScoreExpression::apply(in[0], x, numbers);
+            out[1] = of_{i}::ScoreExpression::gradient(1.0f, in[0], x, numbers, of);
+            out[2] = of.row[0], out[3] = of.column[0];
+          }}
+        }}
+        """
+    (folder / "expressions.cpp").write_text(text)
+    subprocess.run(
+        [COMPILER, "-w", "-O1", "-shared", "-fPIC", "expressions.cpp", "-o", "expressions.so"], cwd=folder, check=True
+    )
+    return ctypes.CDLL(str(folder / "expressions.so"))
+
+
+@NEEDS_COMPILER
+def test_kernels_have_the_values_and_derivatives_of_torch_at_every_kink_and_nan(tmp_path):
+    draw, names = random.Random(0), ("s", "row0", "column0")
+    expressions = [drawn_expression(draw, names) for _ in range(120)]
+    assert all(any(f"{name}(" in each for each in expressions) for name in KINKS)
+    library = compiled_on_cpu(expressions, tmp_path)
+    points = torch.tensor([*product((-2.0, -1.0, 0.0, 1.0, 2.0, torch.nan), repeat=3)])
+    for i, expression in enumerate(expressions):
+        found = torch.full((len(points), 4), torch.nan)
+        library[f"run_{i}"](ctypes.c_long(len(points)), *(ctypes.c_void_p(x.data_ptr()) for x in (points, found)))
+        leaves = [column.clone().requires_grad_() for column in points.T]
+        value = eval(expression, {**KINKS, **dict(zip(names, leaves, strict=True))})
+        finite = ~points.isnan().any(1)  # others have the gradient NaN: that of their row, times any derivative
+        wanted = torch.stack(torch.autograd.grad(value.sum(), leaves), 1)[finite]
+        in_torch = evaluate(expression, dict(zip(names, leaves, strict=True)))
+        of_torch = torch.stack(torch.autograd.grad(in_torch.sum(), leaves), 1)[finite]
+        for where, values, gradients in (("C++", found[:, 0], found[finite, 1:]), ("torch", in_torch, of_torch)):
+            label = f"{expression} in {where}: ".__add__
+            torch.testing.assert_close(values, value, rtol=0, atol=0, equal_nan=True, msg=label)
+            torch.testing.assert_close(gradients, wanted, rtol=0, atol=0, msg=label)

@@ -49,6 +49,14 @@ def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device
             term = ScoreTerm("where(s < c, s * a, sigmoid(s) + b * t)", edge=edge, head={"t": values()}, c=0.1)
             bias, multiplier = values(graph.num_edges, of=dtype), values(graph.num_edges, heads, of=dtype)
             return EdgeData(bias=bias, multiplier=multiplier, score=term, clamp=1.2)
+        case "kinks":  # a tie, a bound or a zero in every function
+            row, col = {"a": values(num_rows)}, {"b": values(num_cols, heads)}
+            edge, head = {"c": values(graph.num_edges, of=dtype)}, {"d": values(heads)}
+            for of in (row, col, edge, head):
+                next(iter(of.values())).detach().zero_()
+            text = "s + max(a, b) + 2 * min(c, d) + relu(a) + abs(b) + clamp(c, 0, 1) + leaky_relu(d, 0.5)"
+            term = ScoreTerm(f"{text} + where(a < b, a, 3 * b)", row=row, col=col, edge=edge, head=head)
+            return EdgeData(score=term)
         case "additive":
             row = {"w": values(num_rows)}
             term = ScoreTerm("2 * tanh(s) + w", row=row)
@@ -63,7 +71,7 @@ def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device
 
 KINDS = (
     *("weight of the key", "GAT", "soft cap", "distance", "positions", "with all edge data", "hidden edges"),
-    *("additive", "additive alone"),
+    *("kinks", "additive", "additive alone"),
 )
 # Heads, dimensions, type: a lane and several lanes a head, narrow heads that go edge by edge, one of the KV tiles.
 SHAPES = ((3, 8, HALF), (2, 24, FLOAT), (1, 64, HALF))
@@ -147,6 +155,43 @@ def check(kind, graph, heads, dim, dtype, device, rate, label, poison) -> None:
         terms = graph.shape[0] if name in of_heads else 1  # sums over all rows, whose terms cancel
         allowed = 4 * units * eps * (float(wanted.abs().max()) + terms) + FLOOR
         assert error <= allowed, f"{label}: {name} is off by {error:.2e}, allowed {allowed:.2e}"
+
+
+# The first arguments of each function are NaN where a value is; `where` and `leaky_relu` choose by them.
+WITH_NAN = [f"{name}({{x}})" for name in ("exp", "sqrt", "abs", "tanh", "sigmoid", "sin", "cos", "relu")]
+WITH_NAN += ["log(9 + {x})", "min({x}, 5)", "min(-5, {x})", "max({x}, -5)", "max(5, {x})", "clamp({x}, -1, 1)"]
+WITH_NAN += ["clamp(0, {x}, 5)", "clamp(0, -5, {x})", "leaky_relu({x}, 0.2)", "leaky_relu(-1, {x})"]
+CHOSEN = ["where({x} < 1, {x}, 1)", "where({x} > 1, 1, {x})", "where(s < 9, {x}, 1)", "leaky_relu(1, {x})"]
+
+
+@on_cpu
+@pytest.mark.parametrize("expression", [*WITH_NAN, *CHOSEN])
+def test_a_nan_of_the_score_or_a_value_is_one_of_its_rows(monkeypatch, expression):
+    graph = EDGE_LISTS["empty_rows_and_windows"]()
+    made, order = FORMS["scipy_coo"](graph)
+    row, col = graph.row[order], graph.col[order]
+    lengths = {"q": graph.shape[0], "row": graph.shape[0], "col": graph.shape[1], "edge": graph.num_edges, "head": 1}
+    uses = {"q": row, "row": row, "col": col, "edge": torch.arange(graph.num_edges), "head": torch.zeros_like(row)}
+    text = expression.format(x="(s / 9 + r + c + e + h)")
+    with cuda_on_cpu():
+        options = {"device": "cpu", "dtype": HALF, "head_dim": 8, "num_heads": 1, "edge_data": True}
+        fused, reference = (plan_attention(made, backend=name, **options) for name in ("fused3s", "reference"))
+        for name in lengths:
+            q, k, v = qkv(graph.shape, 1, 8, HALF)
+            nan = int(uses[name][3])
+            values = {each: torch.full((size,), 0.5) for each, size in lengths.items()}
+            values["q"], values["edge"] = q, values["edge"].half()
+            values[name][nan] = torch.nan
+            given = {each: {each[0]: values[each]} for each in ("row", "col", "edge")}
+            edges = EdgeData(score=ScoreTerm(text, **given, head={"h": values["head"]}))
+            with poisoned_buffers(monkeypatch):
+                output = fused(q, k, v, edges=edges)
+            is_nan = output.isnan().any(2).any(1)
+            assert torch.equal(is_nan, reference(q, k, v, edges=edges).isnan().any(2).any(1)), name
+            if expression in WITH_NAN:
+                expected = torch.zeros(graph.shape[0], dtype=torch.bool)
+                expected[row[uses[name] == nan]] = True
+                assert torch.equal(is_nan, expected), name
 
 
 @pytest.mark.parametrize("backend", ["csr_unfused", "scatter", "dgl", "pyg"])
