@@ -66,11 +66,16 @@ def list_backends(device: torch.device | str | None = None) -> dict[str, Backend
     """All backends, and why one cannot run on `device` (default: the GPU if there is one, else the CPU).
 
     The backends that "auto" chooses from come first, fastest first; then the baselines.
+
+    Raises:
+        ValueError, TypeError: `device` is no device.
+        BackendUnavailableError: this machine has no such GPU.
     """
     device = resolve_device(device)
     return {name: BackendInfo(name, backend.summary, backend.unavailable(device)) for name, backend in REGISTRY.items()}
 
 
+@torch.inference_mode(False)  # a plan made in inference mode must serve training, too
 def plan_attention(
     graph: Any,
     *,

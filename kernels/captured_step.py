@@ -23,6 +23,8 @@ from .arguments import check_dense
 from .runtime.cuda_graph import CapturedGraph, CaptureError, Result, capture
 
 State = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
+# Optimisers whose first step makes all state as zeros; SGD only without dampening.
+ZERO_START = {getattr(torch.optim, name) for name in ("Adadelta", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "SGD")}
 
 
 def capture_step(
@@ -35,14 +37,15 @@ def capture_step(
     Args:
         run: forward pass, backward pass and optimiser step. It must only queue work on torch's current stream, and
             read and write tensors that stay alive. The optimiser needs capturable=True; a learning rate that changes
-            must be a tensor.
+            must be a tensor. It must have made one eager step, unless its state starts from zeros: Adadelta, Adam,
+            AdamW, Adamax, RAdam, RMSprop, SGD without dampening.
         model: the trained model, on a GPU.
         states: optimisers, gradient scalers and other modules that `run` changes.
         shares: a captured step whose temporary memory this one uses, too: never run the two at the same time.
 
     Raises:
-        CaptureError: the model is not on a GPU, or `run` waits for the GPU or does something else that a capture does
-            not allow.
+        CaptureError: the model is not on a GPU; an optimiser must make an eager step first; or `run` waits for the GPU
+            or does something else that a capture does not allow.
     """
     device = next((parameter.device for parameter in model.parameters()), None)
     if device is None or device.type != "cuda":
@@ -71,30 +74,85 @@ def copy_padded_(target: Tensor, rows: Tensor, padding: float = 0) -> None:
 
 @contextmanager
 def _restored(states: list[Any], device: torch.device) -> Iterator[None]:
-    """Restore states and random numbers at exit, in the same tensors."""
+    """Restore states and random numbers at exit, in the same tensors.
+
+    Raises:
+        CaptureError: an optimiser made state inside whose first values are unknown.
+    """
     modules = [each for each in states if isinstance(each, nn.Module)]
     optimisers = [each for each in states if isinstance(each, torch.optim.Optimizer)]
     scalers = [(each, each.state_dict()) for each in states if isinstance(each, torch.amp.GradScaler)]
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     before = [tensor.detach().clone() for tensor in tensors]
-    moments = {
-        parameter: {name: tensor.clone() for name, tensor in state.items() if isinstance(tensor, Tensor)}
-        for optimiser in optimisers
-        for parameter, state in optimiser.state.items()
-    }
+    moments = [_copied((each.state, [_options(group) for group in each.param_groups])) for each in optimisers]
     random = torch.cuda.get_rng_state(device)
+    is_captured = False
     try:
         yield
+        is_captured = True
     finally:  # also after a capture that failed: eager steps follow
         with torch.no_grad():
             for tensor, old in zip(tensors, before, strict=True):
                 tensor.copy_(old)
-            for optimiser in optimisers:
-                for parameter, state in optimiser.state.items():
-                    for name, tensor in state.items():
-                        if isinstance(tensor, Tensor):
-                            old = moments.get(parameter, {}).get(name)
-                            tensor.zero_() if old is None else tensor.copy_(old)  # an optimiser starts from zeros
+            unknown = [
+                type(optimiser).__name__
+                for optimiser, old in zip(optimisers, moments, strict=True)
+                if _restore_optimiser(optimiser, *old, is_captured)
+            ]
         for scaler, state in scalers:
             scaler.load_state_dict(state)
         torch.cuda.set_rng_state(random, device)
+    if unknown:
+        raise CaptureError(
+            f"{unknown[0]}: the calls before the capture made its state, and the values it starts from are unknown; "
+            "make one eager step with the optimiser first"
+        )
+
+
+def _restore_optimiser(optimiser: torch.optim.Optimizer, state: Any, options: Any, is_captured: bool) -> bool:
+    """Restore the values from `_copied`. State made since is zeroed if the optimiser starts from zeros and a graph
+    needs its tensors; else it is removed, and the next step makes it anew. True: removed, and a graph needs it."""
+    groups, removed = optimiser.param_groups, []
+    starts_from_zeros = type(optimiser) in ZERO_START and not any(group.get("dampening") for group in groups)
+    if is_captured and starts_from_zeros:
+        _put_back(optimiser.state, state, lambda holder, key: _zero(holder[key]))
+    else:
+        _put_back(optimiser.state, state, lambda holder, key: removed.append(holder.pop(key)))
+    for group, old in zip(groups, options, strict=True):
+        _put_back(group, old, lambda holder, key: key == "params" or holder.pop(key))
+    return is_captured and bool(removed)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group without its parameters."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _copied(value: Any) -> Any:
+    """A copy of tensors and of nested dictionaries, lists and tuples."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+
+
+def _put_back(now: Any, old: Any, on_new: Callable[[dict, Any], Any]) -> Any:
+    """The values of `old`, from `_copied`, in the tensors and dictionaries of `now`. `on_new(dictionary, key)` is
+    called for keys that `old` lacks."""
+    if isinstance(now, Tensor) and isinstance(old, Tensor) and now.shape == old.shape:
+        return now.copy_(old)
+    if isinstance(now, dict) and isinstance(old, dict):
+        for key in [key for key in now if key not in old]:
+            on_new(now, key)
+        now.update({key: _put_back(now.get(key), each, on_new) for key, each in old.items()})
+        return now
+    if type(now) is type(old) and type(old) in (list, tuple) and len(now) == len(old):
+        return type(old)(_put_back(*pair, on_new) for pair in zip(now, old, strict=True))
+    return old
+
+
+def _zero(value: Any) -> None:
+    for each in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(each, Tensor):
+            each.zero_()

@@ -55,6 +55,7 @@ class AGNNConv(Layer):
                 are cached per tensor, see `TransformerConv.forward`. Or a plan, to whose graph no loops are added.
 
         Raises:
+            TypeError, ValueError: an argument is wrong.
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
         check_dense("x", x)
@@ -69,7 +70,7 @@ class AGNNConv(Layer):
         if not isinstance(plan, AttentionPlan):
             check_graph(edge_index)
             if self.add_self_loops:
-                edge_index = edges_with_self_loops(edge_index, num_nodes, cache=self.cache)
+                edge_index = edges_with_self_loops(edge_index, num_nodes, cache=self.cache, allows_padding=True)
             plan = plan_edge_index(
                 edge_index,
                 (num_nodes, num_nodes),
@@ -79,6 +80,7 @@ class AGNNConv(Layer):
                 num_heads=1,
                 backward=torch.is_grad_enabled() and query.requires_grad,
                 cache=self.cache,
+                has_loops=self.add_self_loops,
             )
         out = plan(query, key, value, scale=1.0)
         require_gradients(out, query, plan.backend)

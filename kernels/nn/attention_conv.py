@@ -44,13 +44,21 @@ class AttentionConv(Layer):
         return self.plan_edges(edges, (targets, sources), dtype, backward)
 
     def edges_and_features(
-        self, edge_index: Tensor | AttentionPlan, edge_attr: Tensor | None, num_loops: int
+        self,
+        edge_index: Tensor | AttentionPlan,
+        edge_attr: Tensor | None,
+        num_loops: int,
+        wants_weights: bool | None = None,
     ) -> tuple[Tensor | AttentionPlan, Tensor | None]:
         """The edges, and their features [E, edge_dim] if the layer takes some; with self-loops, if it adds them. A plan
         has them already.
 
+        Args:
+            wants_weights: whether attention weights are computed for the edges.
+
         Raises:
             TypeError, ValueError: edge_index or edge_attr is wrong.
+            CaptureError: see `edges_with_self_loops`.
         """
         features = None if self.lin_edge is None else edge_attr
         if isinstance(edge_index, AttentionPlan):
@@ -68,7 +76,8 @@ class AttentionConv(Layer):
                 )
         if not self.add_self_loops:
             return edge_index, features
-        edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache)
+        allows_padding = features is None and not wants_weights
+        edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache, allows_padding=allows_padding)
         if features is not None:
             features = features_with_self_loops(features, edge_index, num_loops, self.fill_value, cache=self.cache)
         return edges, features
@@ -89,6 +98,7 @@ class AttentionConv(Layer):
             edge_data=True,
             backward=backward,
             cache=self.cache,
+            has_loops=self.add_self_loops,
         )
 
     def attend(

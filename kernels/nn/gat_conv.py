@@ -21,7 +21,7 @@ from .cached.edge_scores import refuse_plan, weights_of_edges
 from .cached.self_loops import check_fill_value, edge_list, is_sparse
 from .joint.gat import SCORE, SCORE_OF_EDGES, GATCall
 from .joint.one_node import run_as_node, takes_plan
-from .joint.parameters import joint_parameters
+from .joint.parameters import joint_parameters, plain_weight
 from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
 
 
@@ -127,6 +127,11 @@ class GATConv(AttentionConv):
 
         Returns:
             [N, H C], or [N, C] without concat; N counts targets.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong.
+            RuntimeError: a gradient is needed, and the backend has no backward pass.
+            CaptureError: a CUDA graph is captured, and self-loops of a new edge_index would be waited for.
         """
         source, target = ends_of(x, needs_targets=False)
         root = self.res(target) if self.res is not None and target is not None else None
@@ -136,7 +141,8 @@ class GATConv(AttentionConv):
             size = two_sizes("size", size)
         num_targets = source.shape[0] if size is None else size[1]
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
-        edges, features = self.edges_and_features(edge_index, edge_attr, min(shape if size is None else size))
+        num_loops = min(shape if size is None else size)
+        edges, features = self.edges_and_features(edge_index, edge_attr, num_loops, return_attention_weights)
         edge_scores = None if features is None else self._edge_scores(features)
         if not (return_attention_weights or target is None):
             joint = joint_parameters((source, target), self._projections())
@@ -198,8 +204,11 @@ class GATConv(AttentionConv):
             return run_as_node(call, values, bias, *given)
 
     def _edge_scores(self, features: Tensor) -> Tensor:
-        """[E, H]: <att_edge, W a_ij> of each head, by one product with att_edge W."""
-        weight = self.lin_edge.weight.unflatten(0, (self.heads, self.out_channels))  # [H, C, edge_dim]
+        """[E, H]: <att_edge, W a_ij> of each head, by one product with att_edge W if lin_edge is plain."""
+        of_heads = (self.heads, self.out_channels)
+        if (weight := plain_weight(self.lin_edge)) is None:
+            return (self.lin_edge(features).unflatten(-1, of_heads) * self.att_edge).sum(-1)
+        weight = weight.unflatten(0, of_heads)  # [H, C, edge_dim]
         return features @ torch.einsum("hcd,hc->dh", weight, self.att_edge[0]).to(features.dtype)
 
     @torch.compiler.disable

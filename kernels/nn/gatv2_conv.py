@@ -19,7 +19,7 @@ from .cached.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from .cached.self_loops import check_fill_value, edge_list
 from .joint.gat import GATv2Call
 from .joint.one_node import run_as_node, takes_plan
-from .joint.parameters import JointModule, joint_parameters
+from .joint.parameters import JointModule, joint_parameters, plain_weight
 from .joint.projections import Projections
 from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
 
@@ -120,13 +120,19 @@ class GATv2Conv(JointModule, AttentionConv):
 
         Returns:
             [N, H C], or [N, C] without concat; N counts targets.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong.
+            RuntimeError: a gradient is needed, and the backend has no backward pass.
+            CaptureError: a CUDA graph is captured, and self-loops of a new edge_index would be waited for.
         """
         if edge_attr is not None and self.lin_edge is None:
             raise ValueError("edge_attr: got some, and the layer was made with edge_dim=None")
         source, target = ends_of(x)
         if self._is_lazy:
             self.materialise((self.res, target), (self.lin_l, source), (self.lin_r, target))
-        edges, features = self.edges_and_features(edge_index, edge_attr, min(target.shape[0], source.shape[0]))
+        num_loops = min(target.shape[0], source.shape[0])
+        edges, features = self.edges_and_features(edge_index, edge_attr, num_loops, return_attention_weights)
         root = None if self.res is None else self.res(target)
         if not (return_attention_weights or self.share_weights) and features is None:
             inputs = (target,) if target is source else (target, source)
@@ -152,11 +158,14 @@ class GATv2Conv(JointModule, AttentionConv):
     def _edge_scores(self, queries: Tensor, keys: Tensor, features: Tensor | None, edge_index: Tensor) -> Tensor:
         """[E, H]: <a, leaky_relu(q_i + k_j + W e_ij)>."""
         source, target = edge_list(edge_index).long()
+        project = self.lin_edge
+        if features is not None and plain_weight(project) is None:  # hooks see one call, with all edges
+            features, project = project(features), nn.Identity()
 
         def score(edges: slice) -> Tensor:
             hidden = queries[target[edges]] + keys[source[edges]]
             if features is not None:
-                hidden = hidden + self.lin_edge(features[edges]).view_as(hidden)
+                hidden = hidden + project(features[edges]).view_as(hidden)
             return (functional.leaky_relu(hidden, self.negative_slope) * self.att).sum(-1)
 
         return scores_of_edges(score, source.shape[0], self.heads * self.out_channels)

@@ -7,7 +7,8 @@ parameters, same numbers.
 
 The example has heads last: column c * num_heads + h of a projection is column c of head h. Each call permutes the rows
 of the three joined weights to heads first, so that the columns of a head are contiguous. That moves [3 D, D] numbers
-instead of the [N, 3 D] of a permuted projection, and no copy of the weights can become stale.
+instead of the [N, 3 D] of a permuted projection, and no copy of the weights can become stale. Layers that are not plain
+(with hooks, adapters) are called, and their results permuted.
 """
 
 from typing import Any
@@ -21,6 +22,7 @@ from ..arguments import MOST_COLUMNS, check_integer
 from ..graph.csr import MAX_DIM, is_dgl_graph
 from ..torch_side.autocast import input_type
 from .cached.planned_edges import require_gradients
+from .joint.parameters import plain_parameters
 
 
 class SparseMHA(nn.Module):
@@ -102,11 +104,16 @@ class SparseMHA(nn.Module):
         """
         plan = graph if isinstance(graph, AttentionPlan) else self.plan(graph)
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        weight = torch.cat([self._heads_first(layer.weight) for layer in layers]).flatten(0, 1)
-        bias = torch.cat([self._heads_first(layer.bias) for layer in layers]).flatten()
-        q, k, v = split_qkv(F.linear(h, weight, bias), self.num_heads)
+        if plain_parameters(layers) is None:
+            q, k, v = (layer(h).unflatten(1, (self.head_dim, self.num_heads)).transpose(1, 2) for layer in layers)
+        else:
+            weight = torch.cat([self._heads_first(layer.weight) for layer in layers]).flatten(0, 1)
+            bias = torch.cat([self._heads_first(layer.bias) for layer in layers]).flatten()
+            q, k, v = split_qkv(F.linear(h, weight, bias), self.num_heads)
         out = plan(q, k, v, scale=self.scaling)
         require_gradients(out, q, plan.backend)
+        if plain_parameters((self.out_proj,)) is None:
+            return self.out_proj(out.transpose(1, 2).flatten(1))
         weight = self._heads_first(self.out_proj.weight.t()).flatten(0, 1)
         return torch.addmm(self.out_proj.bias, out.flatten(1), weight)
 

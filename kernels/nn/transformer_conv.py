@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .. import AttentionPlan, BoundEdges
 from ..arguments import check_dense
@@ -26,7 +27,7 @@ from .cached.planned_edges import bind_features, plan_edge_index, require_gradie
 from .cached.self_loops import edge_list
 from .joint.layer import LayerCall, takes_edges
 from .joint.one_node import run_as_node, takes_plan
-from .joint.parameters import JointModule, joint_parameters
+from .joint.parameters import JointModule, joint_parameters, plain_weight
 from .joint.projections import Projections
 from .lazy_linear import linear
 
@@ -134,13 +135,17 @@ class TransformerConv(JointModule):
         )
 
     def _backend_for(self, edge_index: Tensor) -> str:
-        is_wide = self.edge_dim is not None and self.edge_dim > MAX_FEATURES
-        if not (is_wide and self.backend == "auto" and getattr(edge_index, "is_cuda", False)):
+        if self.edge_dim is None or self.backend != "auto" or not getattr(edge_index, "is_cuda", False):
+            return self.backend
+        columns, why = self.edge_dim, f"edge_dim={self.edge_dim}"
+        if plain_weight(self.lin_edge) is None:
+            columns, why = self.heads * self.out_channels, "a lin_edge that is not a plain nn.Linear"
+        if columns <= MAX_FEATURES:
             return self.backend
         warn_of_slower_layer(
-            f"TransformerConv with edge_dim={self.edge_dim} runs as message passing with the backend scatter: the "
-            f"fused kernels take up to {MAX_FEATURES} columns of edge features. A linear map of edge_attr to "
-            f"{MAX_FEATURES} columns in front of the layer avoids this"
+            f"TransformerConv with {why} runs as message passing with the backend scatter: the fused kernels take up "
+            f"to {MAX_FEATURES} columns of edge features. A linear map of edge_attr to {MAX_FEATURES} columns in front "
+            "of the layer avoids this"
         )
         return "scatter"
 
@@ -180,13 +185,29 @@ class TransformerConv(JointModule):
         if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             edge_attr = values_as_features(edge_index)
         self._check_edge_attr(edge_attr)
+        edges = edge_index, *self._edge_terms(edge_attr)
         if isinstance(return_attention_weights, bool):
-            return self._with_weights(source, target, edge_index, edge_attr)
+            return self._with_weights(source, target, *edges)
         inputs = (target,) if source is target else (target, source)
         joint = joint_parameters(inputs, self.joint_layers())
         if joint is not None:
-            return self._finish(*self._attend_jointly(inputs, *joint, edge_index, edge_attr))
-        return self._finish(*self._attend(source, target, edge_index, edge_attr))
+            return self._finish(*self._attend_jointly(inputs, *joint, *edges))
+        return self._finish(*self._attend(source, target, *edges))
+
+    def _edge_terms(self, edge_attr: Tensor | BoundEdges | None) -> tuple[Tensor | BoundEdges | None, Tensor | None]:
+        """Edge features of r columns, and the weight [H C, r] that adds them to keys and values. A lin_edge that is not
+        plain is called, so that its hooks and adapters count: its results are the features, each column its own."""
+        if self.lin_edge is None:
+            return None, None
+        if (weight := plain_weight(self.lin_edge)) is not None:
+            return edge_attr, weight
+        if isinstance(edge_attr, BoundEdges):
+            raise TypeError(
+                f"edge_attr: got bound edges, and lin_edge ({type(self.lin_edge).__name__}) is not a plain nn.Linear, "
+                "or has hooks: it must see the features; pass the tensor [E, edge_dim]"
+            )
+        features = self.lin_edge(edge_attr)
+        return features, torch.eye(features.shape[1], dtype=features.dtype, device=features.device)
 
     def _finish(self, out: Tensor, root: Tensor | None) -> Tensor:
         """The layer's output, given that of the heads [N, H, C] or [N, H C], and the root's term."""
@@ -212,12 +233,14 @@ class TransformerConv(JointModule):
         parameters: list[Tensor],
         edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | BoundEdges | None,
+        edge_weight: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output, and the root's term where it is not in the output; of layers that one GEMM can stand for.
 
         Args:
             inputs: x, or those of the targets and of the sources.
             dtype, parameters: from `joint_parameters`.
+            edge_attr, edge_weight: from `_edge_terms`.
         """
         plan, target, source = edge_index, inputs[0], inputs[-1]
         if not isinstance(plan, AttentionPlan):
@@ -227,7 +250,7 @@ class TransformerConv(JointModule):
             edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
         is_one_node = takes_plan(plan, target, source, dtype, self.out_channels)
         if not (is_one_node and takes_edges(edge_attr, dtype)):
-            return self._attend(source, target, plan, edge_attr)
+            return self._attend(source, target, plan, edge_attr, edge_weight)
         adds_root = self.root_weight and self.concat and not self.beta
         dropout = self.dropout if self.training else 0.0
         parts = self._joint_parts if len(inputs) == 1 else self._parts
@@ -235,7 +258,6 @@ class TransformerConv(JointModule):
         call = LayerCall(plan, projections, self._scale, dropout, edge_attr, adds_root)
         features = None if edge_attr is None else edge_attr.padded_features
         features = features if features is not None and features.requires_grad else None
-        edge_weight = None if self.lin_edge is None else self.lin_edge.weight
         out = run_as_node(call, features, edge_weight, *inputs, *parameters)
         if adds_root:
             return out, None
@@ -247,9 +269,10 @@ class TransformerConv(JointModule):
         target: Tensor,
         edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | BoundEdges | None,
+        edge_weight: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output [N, H, C], and the root's term [N, H C] or [N, C], None without; layer by layer."""
-        out = self._attend_heads(*self._project(source, target), edge_index, edge_attr)
+        out = self._attend_heads(*self._project(source, target), edge_index, edge_attr, edge_weight)
         return out, self.lin_skip(target) if self.root_weight else None
 
     def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,21 +281,21 @@ class TransformerConv(JointModule):
         return tuple(layer(x).unflatten(-1, (self.heads, self.out_channels)) for layer, x in calls)
 
     def _with_weights(
-        self, source: Tensor, target: Tensor, edge_index: Tensor, edge_attr: Tensor | None
+        self, source: Tensor, target: Tensor, edge_index: Tensor, edge_attr: Tensor | None, edge_weight: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The output, and (edge_index, weights [E, H])."""
         refuse_plan(edge_index)
         query, key, value = self._project(source, target)
         out = self._finish(
-            self._attend_heads(query, key, value, edge_index, edge_attr),
+            self._attend_heads(query, key, value, edge_index, edge_attr, edge_weight),
             self.lin_skip(target) if self.root_weight else None,
         )
         of_source, of_target = edge_list(edge_index).long()
 
         def score(edges: slice) -> Tensor:
             keys = key[of_source[edges]]
-            if self.lin_edge is not None:
-                keys = keys + self.lin_edge(edge_attr[edges]).view_as(keys)
+            if edge_weight is not None:
+                keys = keys + functional.linear(edge_attr[edges], edge_weight).view_as(keys)
             return self._scale * (query[of_target[edges]] * keys).sum(-1)
 
         scores = scores_of_edges(score, of_source.shape[0], self.heads * self.out_channels)
@@ -285,13 +308,14 @@ class TransformerConv(JointModule):
         value: Tensor,
         edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | BoundEdges | None,
+        edge_weight: Tensor | None,
     ) -> Tensor:
         """[N, H, C]."""
         scale = self._scale
         dropout = self.dropout if self.training else 0.0
         weight = None
-        if self.lin_edge is not None:
-            weight = self.lin_edge.weight.to(query.dtype).view(self.heads, self.out_channels, self.edge_dim)
+        if edge_weight is not None:
+            weight = edge_weight.to(query.dtype).view(self.heads, self.out_channels, -1)
         plan = edge_index
         if not isinstance(plan, AttentionPlan):
             if torch.compiler.is_compiling():

@@ -7,13 +7,15 @@ import ctypes
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
 from ..torch_side.torch_private import abandon_pool
+from .launch import stream_handle
 from .semaphores import graph_semaphores
+from .tensor_state import TensorState
 
 Result = TypeVar("Result")
 MODE = "thread_local"  # in "global" another thread's cudaMalloc would invalidate a capture
@@ -21,7 +23,37 @@ CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
 class CaptureError(RuntimeError):
-    """A function cannot be captured in a CUDA graph; the text is torch's first error."""
+    """A function cannot be captured in a CUDA graph; the text is the first error."""
+
+
+class KeptResults:
+    """Results that were computed from tensors before a capture, and that its CUDA graph reads. The graph owns them."""
+
+    def __init__(self) -> None:
+        self._results: dict[tuple[int, int], tuple[str, TensorState, Any]] = {}
+
+    def add(self, name: str, state: TensorState, result: Any) -> None:
+        """name: argument that the tensor came from; state: of the tensor that `result` was computed from."""
+        self._results[id(state), id(result)] = name, state, result
+
+    def check(self) -> None:
+        """Raise a CaptureError if a tensor has changed."""
+        for name, state, _ in self._results.values():
+            if state.has_changed():
+                tensor = state.reference()
+                raise CaptureError(
+                    f"{name}: the tensor of shape {tuple(tensor.shape)} on {tensor.device} was changed since the "
+                    "capture, and the CUDA graph keeps the plan of its old values. Capture again; or give the layers "
+                    "cache=False, and each replay plans the current values; or use a PlanRoom"
+                )
+
+
+_kept: dict[tuple[int, int], KeptResults] = {}  # of captures in progress, by GPU and stream: autograd has own threads
+
+
+def kept_results(device: torch.device) -> KeptResults | None:
+    """Those of the capture by `capture` on torch's current stream of a GPU; None: it is not captured by `capture`."""
+    return _kept.get((device.index, stream_handle(device.index)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +66,7 @@ class CapturedGraph(Generic[Result]):
         run: the captured function; it keeps alive what its launches read and write, such as a plan with room.
         semaphores: buffers of the captured split-KV launches, kept alive with the graph.
         stream: the stream that was captured.
+        kept: results of tensors, computed before the capture.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -41,9 +74,15 @@ class CapturedGraph(Generic[Result]):
     run: Callable[[], Result]
     semaphores: Any
     stream: torch.cuda.Stream
+    kept: KeptResults = field(default_factory=KeptResults)
 
     def replay(self) -> Result:
-        """Queue the graph on torch's current stream."""
+        """Queue the graph on torch's current stream.
+
+        Raises:
+            CaptureError: an edge_index whose plan was made before the capture was changed since; the text names it.
+        """
+        self.kept.check()
         self.graph.replay()
         return self.result
 
@@ -85,19 +124,27 @@ def _capture(
         run()
     current.wait_stream(stream)
     graph, pool = torch.cuda.CUDAGraph(), shares.graph.pool() if shares else torch.cuda.graph_pool_handle()
+    key, kept = (current.device_index, stream.cuda_stream), KeptResults()
+    _kept[key], first = kept, None
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=MODE):
-            for _ in range(launches):
-                result = run()
+            try:
+                for _ in range(launches):
+                    result = run()
+            except BaseException as error:
+                first = error
+                raise
             is_empty = _num_nodes(stream.cuda_stream) == 0
-    except RuntimeError as error:
+    except RuntimeError as error:  # another error ends the capture by itself, or comes with one of torch's
         _abandon(stream, current, pool)
-        _raise_first(error)
+        _raise_first(first or error)
+    finally:
+        del _kept[key]
     if is_empty:
         raise CaptureError(
             f"nothing was queued on cuda:{current.device_index}: the function works on another device, or not at all"
         )
-    return CapturedGraph(graph, result, run, semaphores, stream)
+    return CapturedGraph(graph, result, run, semaphores, stream, kept)
 
 
 def _num_nodes(stream: int) -> int | None:
@@ -122,9 +169,9 @@ def _abandon(stream: torch.cuda.Stream, current: torch.cuda.Stream, pool: Any) -
         torch.zeros(1, device="cuda")  # an empty graph would be a warning
 
 
-def _raise_first(error: RuntimeError) -> NoReturn:
-    """Raise torch's first error; later ones only say that the capture is invalid."""
-    first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-    if isinstance(first, torch.OutOfMemoryError):
+def _raise_first(first: BaseException) -> NoReturn:
+    """Raise the first error; later ones only say that the capture is invalid."""
+    if not isinstance(first, Exception) or isinstance(first, torch.OutOfMemoryError):
         raise first
-    raise CaptureError(str(first).strip().partition("\n")[0]) from error
+    text = str(first).strip().partition("\n")[0]
+    raise CaptureError(text if isinstance(first, RuntimeError) else f"{type(first).__name__}: {text}") from first

@@ -22,11 +22,14 @@ class _Current(threading.local):
 
 
 _current = _Current()
-# The buffer, if there is one, by device index and stream handle; while a stream captures a graph, that of the graph. By
-# stream and not by thread: backward passes run in threads of autograd.
+MOST_STREAMS = 128  # torch has 32 streams of each priority
+# The buffer, if there is one, by device index and stream handle. By stream and not by thread: backward passes run in
+# threads of autograd.
 _Buffers = dict[tuple[int, int], list[torch.Tensor]]
+# Of eager launches, for as long as the process runs. Beyond MOST_STREAMS the oldest is dropped, at any time: its memory
+# goes to later work of its own stream, and the stream's next launch gets new zeros.
 _eager: _Buffers = {}
-_of_graphs: _Buffers = {}
+_of_graphs: _Buffers = {}  # of captures in progress
 
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:
@@ -36,7 +39,11 @@ def semaphores(count: int, device: torch.device) -> torch.Tensor:
     key = (device.index, stream_handle(device.index))
     held, capturing = _of_graphs.get(key), is_capturing(device)
     if held is None:
-        held = [] if capturing else _eager.setdefault(key, [])
+        held = [] if capturing else _eager.get(key)
+        if held is None:
+            for oldest in list(_eager)[: 1 - MOST_STREAMS]:
+                _eager.pop(oldest, None)
+            held = _eager.setdefault(key, [])
     if held and held[0].numel() >= count:
         return held[0]
     buffer = torch.zeros(count, dtype=torch.int32, device=device)

@@ -2,6 +2,7 @@
 sampled blocks; on a GPU against eager steps."""
 
 import copy
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 
 import pytest
@@ -11,8 +12,8 @@ from torch import nn
 
 import fused3s
 import fused3s.nn
-from fused3s import capture_step, copy_padded_, plan_attention
-from fused3s.runtime.cuda_graph import capture
+from fused3s import capture_step, captured_step, copy_padded_, plan_attention
+from fused3s.runtime.cuda_graph import CaptureError, capture
 
 CPU = torch.device("cpu")
 
@@ -35,6 +36,88 @@ def test_rows_without_room_are_named(shape):
     with pytest.raises(ValueError, match=r"rows: got shape .*; the target has room for \(5, 2\): up to 5 rows"):
         copy_padded_(target, torch.ones(shape))
     assert not target.any()
+
+
+def regression(optimiser_type, options):
+    """A model, its optimiser, and a function that makes one step and returns the loss."""
+    torch.manual_seed(4)
+    model, x, y = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(40, 5), torch.randn(40, 1)
+    optimiser = optimiser_type(model.parameters(), **options)
+
+    def step():
+        optimiser.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimiser.step()
+        return loss.item()
+
+    return model, optimiser, step
+
+
+def tensors_of(optimiser):
+    return [each for state in optimiser.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
+
+
+class Counting(torch.optim.SGD):
+    """An optimiser with numbers, lists and tuples of tensors in its state, and a number in its options."""
+
+    def step(self):
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                state.setdefault("nested", [torch.ones(3), (torch.ones(2),)])
+                for each in (state["nested"][0], state["nested"][1][0]):
+                    each.mul_(1.1)
+                scale = float(state["nested"][0][0] * state["nested"][1][0][0]) / (state["count"] + group["steps"])
+                parameter.data.add_(parameter.grad, alpha=-group["lr"] * scale)
+
+
+OPTIMISERS = [("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True})]
+OPTIMISERS += [
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
+    ("Adam", {"amsgrad": True}),
+    ("Adagrad", {"lr": 0.1}),
+]
+OPTIMISERS += [("RMSprop", {"momentum": 0.9, "centered": True})]
+OPTIMISERS += [(name, {}) for name in ("AdamW", "Adamax", "RAdam", "Adadelta", "NAdam", "ASGD", "Rprop", "Adafactor")]
+OPTIMISERS += [(Counting, {"lr": 0.1})]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize(("name", "options"), OPTIMISERS, ids=str)
+def test_calls_before_a_capture_leave_an_optimiser_as_it_was(monkeypatch, name, options, steps_before):
+    """Fifty steps after them are those of a run without them; or the capture is refused, and they still are."""
+    capture_steps_on_cpu(monkeypatch)
+    optimiser_type = getattr(torch.optim, name) if isinstance(name, str) else name
+    _, _, step = regression(optimiser_type, options)
+    expected = [step() for _ in range(50)]
+    model, optimiser, step = regression(optimiser_type, options)
+    losses = [step() for _ in range(steps_before)]
+    unknown = name in ("NAdam", "ASGD", "Rprop", "Adafactor", Counting) or "dampening" in options
+    message = f"{optimiser_type.__name__}: .* make one eager step with the optimiser first"
+    refused = pytest.raises(CaptureError, match=message) if unknown and not steps_before else nullcontext()
+    with refused, captured_step._restored([model, optimiser], CPU):
+        for _ in range(2):
+            step()
+        used = tensors_of(optimiser)
+    if isinstance(refused, nullcontext):
+        assert [id(each) for each in used] == [id(each) for each in tensors_of(optimiser)], (
+            "a graph has these addresses"
+        )
+    losses += [step() for _ in range(50 - steps_before)]
+    assert losses == expected
+
+
+def test_a_capture_that_fails_leaves_an_optimiser_without_state(monkeypatch):
+    capture_steps_on_cpu(monkeypatch)
+    model, optimiser, step = regression(torch.optim.NAdam, {})
+    with suppress(ZeroDivisionError), captured_step._restored([model, optimiser], CPU):
+        step()
+        step() / 0
+    assert not optimiser.state
 
 
 class Blocks(nn.Module):

@@ -5,13 +5,16 @@ from torch import Tensor
 
 from ... import AttentionPlan, BoundEdges, EdgeData, plan_attention
 from ...backends import REGISTRY
-from ...runtime.launch import stream_handle
+from ...graph.edge_list import EdgeList
+from ...runtime.semaphores import is_capturing
 from ...terms.edge_data import MAX_FEATURES, edge_permutation
+from ...torch_side.tensor_record import tensors_of
 from .self_loops import check_graph
 from .tensor_memo import TensorMemo
 
-_plans = TensorMemo()  # edge_index -> {shape and options: plan}, for all layers
-_bound = TensorMemo()  # edge features -> {their type in the call: BoundEdges of the latest plan, and its stream}
+_plans = TensorMemo("edge_index")  # by shape and options
+# By the type in the call and the plan, with which they go. A capture binds anew: its replays read the features.
+_bound = TensorMemo("edge_attr", in_captures=False)
 
 
 def plan_edge_index(
@@ -25,6 +28,7 @@ def plan_edge_index(
     edge_data: bool = False,
     backward: bool = False,
     cache: bool = True,
+    has_loops: bool = False,
 ) -> AttentionPlan:
     """The plan of an edge_index, cached until the tensor is freed or changed in a way that torch counts.
 
@@ -39,18 +43,20 @@ def plan_edge_index(
         backward: whether gradients are wanted. A cached plan with them also serves calls without; one without them is
             replaced.
         cache: False: build a plan at every call.
+        has_loops: whether edge_index is from `edges_with_self_loops`, which inside a capture has pairs of -1.
         backend, dtype, head_dim, num_heads, edge_data: of `fused3s.plan_attention`.
 
     Raises:
         TypeError, ValueError: edge_index is not such a tensor, or has ids out of range.
     """
     check_graph(edge_index)
-    plans = _plans.results(edge_index) if cache else {}
-    key = (shape, backend, dtype, head_dim, num_heads, edge_data)
-    plan = plans.get(key)
-    if plan is None or (backward and not plan.inputs.backward):
-        plan = plans[key] = plan_attention(
-            _graph_of(edge_index, shape),
+
+    def make() -> AttentionPlan:
+        graph = _graph_of(edge_index, shape)
+        if has_loops and is_capturing(graph.device):
+            graph = EdgeList(graph, shape, has_padding=True)
+        return plan_attention(
+            graph,
             shape=shape,
             backend=backend,
             device=edge_index.device,
@@ -60,7 +66,16 @@ def plan_edge_index(
             edge_data=edge_data,
             backward=backward,
         )
-    return plan
+
+    if not cache:
+        return make()
+    key = (shape, backend, dtype, head_dim, num_heads, edge_data)
+    return _plans.get(edge_index, key, make, _order_of, lambda plan: plan.inputs.backward or not backward)
+
+
+def _order_of(plan: AttentionPlan) -> tuple[Tensor, ...]:
+    """The tensors of a plan that layers read; the plan itself takes care of all others."""
+    return () if plan.edge_order is None else tuple(tensors_of(plan.edge_order))
 
 
 def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, cache: bool = True) -> BoundEdges:
@@ -70,16 +85,16 @@ def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, 
         dtype: type of q.
         cache: False: bind them at every call, as always for features that autograd records.
     """
-    kept = cache and not (features.requires_grad or torch.compiler.is_compiling())
-    results = _bound.results(features) if kept else {}
-    bound, made_on = results.get(dtype, (None, 0))
-    stream = stream_handle(features.get_device()) if kept and features.is_cuda else 0
-    if bound is None or bound.order is not plan.edge_order:
-        bound = _bind(plan, features.to(dtype))
-        results[dtype] = bound, stream
-    elif stream != made_on:  # the cache may drop what this stream still reads
-        bound.padded_features.record_stream(torch.cuda.current_stream(features.device))
-    return bound
+    if not cache or features.requires_grad or torch.compiler.is_compiling():
+        return _bind(plan, features.to(dtype))
+    return _bound.get(
+        features,
+        dtype,
+        lambda: _bind(plan, features.to(dtype)),
+        lambda bound: (bound.padded_features,),
+        lambda bound: bound.order is plan.edge_order,  # a PlanRoom has a new order after each fill
+        owner=plan,
+    )
 
 
 def _bind(plan: AttentionPlan, features: Tensor) -> BoundEdges:

@@ -5,11 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...runtime.cuda_graph import CaptureError
+from ...runtime.semaphores import is_capturing
 from .tensor_memo import TensorMemo
 
-FILLS = {"add": "sum", "mean": "mean", "min": "amin", "max": "amax", "mul": "prod"}  # names of torch's reductions
+FILLS = {"add": "sum", "mean": "sum", "min": "min", "max": "max", "mul": "prod"}  # names of torch's reductions
 LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
-_looped = TensorMemo()  # edge_index -> {number of loops: _Looped}, so that its plan is cached, too
+_looped = TensorMemo("edge_index")  # by number of loops: _Looped, so that its plan is cached, too; and _ByTarget
 
 
 def check_fill_value(fill_value: float | Tensor | str) -> None:
@@ -30,42 +32,87 @@ class _Looped(NamedTuple):
     kept: Tensor
 
 
-def edges_with_self_loops(edge_index: Tensor, num_nodes: int, *, cache: bool = True) -> Tensor:
+class _ByTarget(NamedTuple):
+    """Edges without self-loops, sorted by target.
+
+    Attributes:
+        order: [K] int64, indices of the caller's edges.
+        offsets: [num_nodes + 1] int64, first edge of each of the first `num_nodes` targets.
+    """
+
+    order: Tensor
+    offsets: Tensor
+
+
+def edges_with_self_loops(
+    edge_index: Tensor, num_nodes: int, *, cache: bool = True, allows_padding: bool = False
+) -> Tensor:
     """[2, E']: the edges without self-loops, in their order, then a loop for each of the first `num_nodes` nodes.
 
     Args:
         edge_index: [2, E] sources and targets, or a torch.sparse tensor whose rows are the targets.
         cache: return the same tensor again while `edge_index` lives unchanged.
+        allows_padding: edges made inside a capture of a CUDA graph have pairs of -1 in place of self-loops, since their
+            number would be waited for.
+
+    Raises:
+        CaptureError: a capture needs edges without padding, and none were made before it.
     """
-    return _with_loops(edge_index, num_nodes, cache).edges
+    return _with_loops(edge_index, num_nodes, cache, allows_padding).edges
 
 
 def features_with_self_loops(
     features: Tensor, edge_index: Tensor, num_nodes: int, fill_value: float | Tensor | str, *, cache: bool = True
 ) -> Tensor:
     """[E', r]: features of `edges_with_self_loops`; those of a loop are `fill_value`, or a reduction of the features of
-    the node's in-edges, by name. Waits for a GPU only if the edges are new."""
-    edges, kept = _with_loops(edge_index, num_nodes, cache)
-    features, columns = features.index_select(0, kept), features.shape[1]
+    the node's in-edges, by name. Waits for a GPU only if the edges are new. Two calls give the same bits."""
+    looped = _with_loops(edge_index, num_nodes, cache)
+    kept, columns = features.index_select(0, looped.kept), features.shape[1]
     if not isinstance(fill_value, str):
         fill = torch.as_tensor(fill_value, dtype=features.dtype, device=features.device)
-        return torch.cat([features, fill.expand(num_nodes, columns)])
-    # One row more, for targets without a loop.
-    target = edges[1, : kept.shape[0]].long().clamp(max=num_nodes)[:, None].expand(-1, columns)
-    start = features.new_full((num_nodes + 1, columns), 1.0 if fill_value == "mul" else 0.0)
-    reduced = start.scatter_reduce(0, target, features, FILLS[fill_value], include_self=fill_value in ("add", "mul"))
-    return torch.cat([features, reduced[:num_nodes]])
+        return torch.cat([kept, fill.expand(num_nodes, columns)])
+    order, offsets = _by_target(edge_index, looped, num_nodes, cache)
+    # No scatter: its sums on a GPU depend on the order of atomics. At least float32: a sum in bfloat16 stops at 256.
+    by_target = features.index_select(0, order).to(torch.promote_types(features.dtype, torch.float32))
+    initial = 1.0 if fill_value == "mul" else 0.0
+    if fill_value in ("min", "max"):
+        initial = None
+    reduced = torch.segment_reduce(by_target, FILLS[fill_value], offsets=offsets, unsafe=True, initial=initial)
+    counts = offsets.diff()[:, None]
+    if fill_value == "mean":
+        reduced = reduced / counts.clamp(min=1)
+    elif initial is None:
+        reduced = reduced.masked_fill(counts == 0, 0.0)
+    return torch.cat([kept, reduced.to(features.dtype)])
 
 
-def _with_loops(edge_index: Tensor, num_nodes: int, cache: bool) -> _Looped:
-    results = _looped.results(edge_index) if cache else {}
-    looped = results.get(num_nodes)
-    if looped is None:
+def _with_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:
+    def make() -> _Looped:
         edges = edge_list(edge_index)
         loops = torch.arange(num_nodes, dtype=edges.dtype, device=edges.device).expand(2, -1)
-        kept = (edges[0] != edges[1]).nonzero().squeeze(1)
-        looped = results[num_nodes] = _Looped(torch.cat([edges.index_select(1, kept), loops], 1), kept)
-    return looped
+        if not is_capturing(edges.device):
+            kept = (edges[0] != edges[1]).nonzero().squeeze(1)
+            return _Looped(torch.cat([edges.index_select(1, kept), loops], 1), kept)
+        if not allows_padding:
+            raise CaptureError(
+                "edge_index: got one without cached self-loops while a CUDA graph is captured, and with edge_attr or "
+                "return_attention_weights their number is waited for. Keep one tensor unchanged, with cache=True; or "
+                "add the self-loops yourself, and make the layer with add_self_loops=False"
+            )
+        kept = torch.arange(edges.shape[1], device=edges.device)
+        return _Looped(torch.cat([edges.masked_fill(edges[0] == edges[1], -1), loops], 1), kept)
+
+    return _looped.get(edge_index, num_nodes, make, tuple) if cache else make()
+
+
+def _by_target(edge_index: Tensor, looped: _Looped, num_nodes: int, cache: bool) -> _ByTarget:
+    def make() -> _ByTarget:
+        target = looped.edges[1, : looped.kept.shape[0]]
+        target, order = target.sort(stable=True)
+        nodes = torch.arange(num_nodes + 1, dtype=target.dtype, device=target.device)
+        return _ByTarget(looped.kept[order], torch.searchsorted(target, nodes))
+
+    return _looped.get(edge_index, (num_nodes, "by target"), make, tuple) if cache else make()
 
 
 def is_sparse(edge_index: Tensor) -> bool:

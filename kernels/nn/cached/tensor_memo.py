@@ -1,48 +1,111 @@
 """Results cached per tensor, while the tensor lives and does not change."""
 
+import threading
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from ...runtime.cuda_graph import kept_results
+from ...runtime.semaphores import is_capturing
+from ...runtime.streams import Made
+from ...runtime.tensor_state import TensorState
+
+Value = TypeVar("Value")
+MOST_RESULTS = 16  # of one tensor
+
+
+class _Result(NamedTuple):
+    value: Any
+    tensors: tuple[Tensor, ...]
+    made: Made
+    owner: weakref.ref | None
+
 
 class _Entry(NamedTuple):
-    tensor: weakref.ref
-    stamp: tuple[int, int]
-    memory: Tensor | None  # an alias, so that the address in the stamp is not reused
-    results: dict[Any, Any]
+    state: TensorState
+    results: dict[Hashable, _Result]
 
 
 class TensorMemo:
-    """A dictionary of results for each tensor object.
+    """A cache of results for each tensor object.
 
-    Detects changes that torch counts: in-place operations, also through views, and `.data = other`. Writes through
-    `.data`, NumPy, DLPack or the storage go unnoticed.
+    Owner: the module that makes it; it serves all layers and threads. Key: the tensor, and a key for each result.
+    Bound: MOST_RESULTS for each living tensor; the oldest is dropped. Lifetime: until the tensor is freed, until a call
+    finds it changed (`TensorState`), or until the result's owner is freed.
+
+    Args:
+        name: argument of the layers that the tensors come from, for errors.
+        in_captures: whether `capture` may keep a result that was made before it, see `get`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, in_captures: bool = True) -> None:
+        self._name, self._in_captures = name, in_captures
         self._entries: dict[int, _Entry] = {}  # by id
+        self._lock = threading.Lock()
 
-    def results(self, tensor: Tensor) -> dict[Any, Any]:
-        """The results of a tensor; empty if it is new or has changed.
+    def get(
+        self,
+        tensor: Tensor,
+        key: Hashable,
+        make: Callable[[], Value],
+        tensors: Callable[[Value], tuple[Tensor, ...]],
+        serves: Callable[[Value], bool] = lambda value: True,
+        owner: Any = None,
+    ) -> Value:
+        """The result for the tensor's current values, complete for torch's current stream.
 
-        Always empty for a tensor made in inference mode, whose changes torch does not count, and while a CUDA graph is
-        captured, whose replays must compute the results from the tensor's current values.
+        It is made outside of inference mode, so that it serves training, too. Nothing is cached for a tensor made in
+        inference mode, and nothing that is made inside a capture of a CUDA graph. `runtime.cuda_graph.capture` keeps
+        results that were made before it, and checks the tensor at each replay; any other capture makes its own.
+
+        Args:
+            make: computes the result, without gradients.
+            tensors: all tensors of a result.
+            serves: whether a cached result suits this call; otherwise it is replaced.
+            owner: an object with which the result goes, too; its id is part of the key.
         """
-        if tensor.is_inference() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return {}
+        if tensor.is_inference():
+            return make()
+        entry = self._entries.get(id(tensor))
+        results = entry.results if entry is not None and entry.state.is_now(tensor) else {}
+        if owner is not None:
+            key = key, id(owner)
+        found = results.get(key)
+        if found is not None and not serves(found.value):
+            found = None
+        if is_capturing(tensor.device):
+            kept = kept_results(tensor.device) if self._in_captures else None
+            if found is None or kept is None:
+                return make()
+            kept.add(self._name, entry.state, found)
+            return found.value
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                value = make()
+            with self._lock:
+                results = self._results(tensor)
+                reference = None if owner is None else weakref.ref(owner, lambda _: results.pop(key, None))
+                found = _Result(value, tensors(value), Made.on(tensor.device), reference)
+                results.pop(key, None)
+                while len(results) >= MOST_RESULTS:
+                    results.pop(next(iter(results)), None)
+                results[key] = found
+        else:
+            found.made.used_by_current_stream(found.tensors)
+        return found.value
+
+    def _results(self, tensor: Tensor) -> dict[Hashable, _Result]:
+        """Those of the tensor as it is; a new dictionary if there is none."""
         key, entries = id(tensor), self._entries
-        has_address = tensor.layout == torch.strided
-        stamp = (tensor._version, tensor.data_ptr() if has_address else 0)
         entry = entries.get(key)
-        if entry is None or entry.tensor() is not tensor or entry.stamp != stamp:
+        if entry is None or not entry.state.is_now(tensor):
 
             def forget(reference: weakref.ref) -> None:
-                if key in entries and entries[key].tensor is reference:
+                if key in entries and entries[key].state.reference is reference:
                     del entries[key]
 
-            entry = entries[key] = _Entry(
-                weakref.ref(tensor, forget), stamp, tensor.detach() if has_address else None, {}
-            )
+            entry = entries[key] = _Entry(TensorState(tensor, forget), {})
         return entry.results

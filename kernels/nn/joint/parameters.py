@@ -16,14 +16,14 @@ from ...torch_side.side_by_side import RowParts, is_transformed
 from ...torch_side.torch_private import dispatch_modes, has_global_hooks
 from ..base import Layer
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 PLAIN = (nn.Parameter, Tensor)  # the latter under torch.func.functional_call
 Joined = list[tuple[Tensor, Tensor | None]]  # weight and bias
 
 
 def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> tuple[torch.dtype, list[Tensor]] | None:
     """The type of the GEMM, and the weights, then the biases, of the layers. None if one GEMM cannot replace them: a
-    layer is not a plain nn.Linear (replaced, parametrised, with hooks, of another type), or torch.compile, forward mode
-    or torch.func is active."""
+    layer is not plain (`plain_parameters`), or torch.compile, forward mode or torch.func is active."""
     if torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0:
         return None
     parameters = plain_parameters(layers)
@@ -38,12 +38,14 @@ def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> t
 
 
 def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
-    """The weights, then the biases, of plain layers of one kind; None for others."""
+    """The weights, then the biases, of layers whose call is the product of nn.Linear and nothing else; None if one is
+    replaced, parametrised, sharded, has hooks or a `forward` of its own, or if they differ in type or bias."""
     if has_global_hooks():
         return None
     weights, biases = [], []
     for layer in layers:
-        if type(layer) is not nn.Linear or layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks:
+        own = vars(layer)
+        if type(layer) is not nn.Linear or "forward" in own or any(map(own.get, HOOKS)):
             return None
         parameters = layer._parameters
         weights.append(parameters.get("weight"))
@@ -57,6 +59,12 @@ def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
         if type(each) not in PLAIN or each.dtype is not dtype:
             return None
     return weights
+
+
+def plain_weight(layer: nn.Module) -> Tensor | None:
+    """The weight of a plain layer without a bias; None: the layer must be called."""
+    parameters = plain_parameters((layer,))
+    return parameters[0] if parameters is not None and len(parameters) == 1 else None
 
 
 def join_parameters(parameters: Sequence[Tensor], parts: Sequence[RowParts], dtype: torch.dtype) -> Joined:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fused3s.runtime import cuda_graph
-from fused3s.runtime.cuda_graph import CaptureError, capture
+from fused3s.runtime.cuda_graph import CaptureError, capture, kept_results
+from fused3s.runtime.tensor_state import TensorState
 
 GPU = torch.device("cuda", 0)
 
@@ -39,7 +40,7 @@ def calls(monkeypatch):
         calls.append(f"capture {capture_error_mode}")
         try:
             yield
-        except Exception:
+        except BaseException:
             raise RuntimeError("capture was invalidated")  # noqa: B904  as torch's does, in the handler
 
     @contextmanager
@@ -87,6 +88,53 @@ def test_the_first_error_is_raised_and_torch_is_restored(calls):
     with pytest.raises(CaptureError, match=r"^operation not permitted when stream is capturing$"):
         capture(run, GPU)
     assert calls[-5:] == ["set_stream", "release memory", "release memory", CAPTURE, "zeros"]
+
+
+def test_an_error_of_another_kind_is_the_first_one(calls):
+    def run():
+        if CAPTURE in calls:
+            raise ValueError("edges: their check waits\nmore")
+
+    try:
+        raise KeyError("an error that the caller handles meanwhile")
+    except KeyError:
+        with pytest.raises(CaptureError, match=r"^ValueError: edges: their check waits$"):
+            capture(run, GPU)
+
+
+def test_an_interrupt_stays_one(calls):
+    def run():
+        if CAPTURE in calls:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        capture(run, GPU)
+    assert not cuda_graph._kept
+
+
+def test_a_replay_refuses_a_tensor_that_changed_since_the_capture(calls, monkeypatch):
+    monkeypatch.setattr(cuda_graph, "stream_handle", lambda index: FakeStream.cuda_stream)
+    tensors = [torch.ones(2, 3), torch.ones(4)]
+    states = [TensorState(each) for each in tensors]
+
+    def run():
+        calls.append("run")
+        kept = kept_results(GPU)
+        assert (kept is not None) == (CAPTURE in calls)
+        for state in states if kept else ():
+            kept.add("edge_index", state, "a plan")
+
+    captured = capture(run, GPU)
+    assert kept_results(GPU) is None
+    captured.replay()
+    del tensors[1]  # a tensor that is gone does not change
+    captured.replay()
+    tensors[0].data = torch.ones(2, 3)
+    with pytest.raises(
+        CaptureError, match=r"edge_index: the tensor of shape \(2, 3\) on cpu .*Capture again; or .*cache=False"
+    ):
+        captured.replay()
+    assert captured.graph.replays == 2
 
 
 def test_an_empty_capture_is_an_error(calls):

@@ -1,5 +1,6 @@
 """Semaphores for split-KV: one buffer a stream, own buffers for each CUDA graph, fresh zeros in any other capture."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fused3s.runtime.semaphores import graph_semaphores, is_capturing, semaphores
+from fused3s.runtime.semaphores import MOST_STREAMS, graph_semaphores, is_capturing, semaphores
 
 CPU = torch.device("cpu")
 
@@ -69,6 +70,18 @@ def test_any_other_capture_gets_fresh_zeros_that_nothing_keeps(stream):
     captured = [semaphores(4, CPU), semaphores(4, CPU)]
     assert len({one.data_ptr() for one in (eager, *captured)}) == 3
     assert [held[0] is eager for held in stream.eager.values()] == [True], "memory of a capture was kept"
+
+
+def test_buffers_of_streams_that_are_gone_are_dropped(stream):
+    first = weakref.ref(semaphores(4, CPU))
+    for handle in range(100, 100 + 2 * MOST_STREAMS):
+        stream.handle = handle
+        latest = semaphores(4, CPU)
+        assert len(stream.eager) <= MOST_STREAMS
+    assert first() is None
+    assert semaphores(4, CPU) is latest
+    stream.handle = 7
+    assert semaphores(4, CPU).tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("current", [0, 1])

@@ -1,0 +1,385 @@
+"""Caches of the layers: training after inference mode, several widths, what is dropped, other streams, captures."""
+
+import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch_geometric.nn
+
+import fused3s.nn
+from fused3s import AttentionPlan, capture_step, plan_attention
+from fused3s.nn.cached import planned_edges, self_loops, tensor_memo
+from fused3s.nn.cached.tensor_memo import MOST_RESULTS, TensorMemo
+from fused3s.runtime.cuda_graph import CaptureError, KeptResults
+
+pytestmark = pytest.mark.usefixtures("formula", "one_thread")
+N, E, COLUMNS = 15, 60, 6
+# Layer, columns of edge features
+KINDS = [(kind, edge_dim) for kind in ("TransformerConv", "GATConv", "GATv2Conv") for edge_dim in (None, 5)]
+KINDS.append(("AGNNConv", None))
+
+
+def made(kind, edge_dim, backend, **options):
+    """PyG's layer and ours with its weights."""
+    torch.manual_seed(0)
+    given = () if kind == "AGNNConv" else (COLUMNS, 3, 2)
+    sizes = {"edge_dim": edge_dim} if edge_dim else {}
+    theirs = getattr(torch_geometric.nn, kind)(*given, **sizes).double()
+    ours = getattr(fused3s.nn, kind)(*given, **sizes, backend=backend, **options).double()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def problem(edge_dim, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, COLUMNS, generator=generator).double()
+    edge_index = torch.randint(N, (2, E), generator=generator)
+    edge_attr = (torch.randn(E, edge_dim, generator=generator).double(),) if edge_dim else ()
+    return x, edge_index, *edge_attr
+
+
+def trained(layer, x, *graph):
+    layer.zero_grad()
+    leaf = x.clone().requires_grad_()
+    out = layer(leaf, *graph)
+    out.square().sum().backward()
+    return [out, leaf.grad, *(each.grad for each in layer.parameters())]
+
+
+def assert_same(found, expected):
+    for got, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "csr_unfused", "scatter", "formula"])
+@pytest.mark.parametrize("order", ["inference first", "no_grad first", "training first"])
+@pytest.mark.parametrize(("kind", "edge_dim"), KINDS)
+def test_one_cache_serves_inference_and_training(planned, kind, edge_dim, order, backend):
+    theirs, ours = made(kind, edge_dim, backend)
+    given = problem(edge_dim)
+    mode = torch.no_grad if order == "no_grad first" else torch.inference_mode
+
+    def infer():
+        with mode():
+            torch.testing.assert_close(ours(*given), theirs(*given), rtol=1e-9, atol=1e-9)
+
+    if order != "training first":
+        infer()
+    expected = trained(theirs, *given)
+    for _ in range(3):
+        assert_same(trained(ours, *given), expected)
+        infer()
+    assert len(planned) == (1 if order == "training first" else 2), "one plan without a backward pass, one with"
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "csr_unfused", "scatter", "formula"])
+@pytest.mark.parametrize("graph_in_inference", [True, False])
+def test_a_plan_made_in_inference_mode_serves_training(graph_in_inference, backend):
+    edge_index = problem(None)[1]
+    shape, heads = (N, N), {"dtype": torch.float64, "head_dim": 3, "num_heads": 2, "edge_data": True, "backward": True}
+    with torch.inference_mode():
+        graph = edge_index.clone() if graph_in_inference else edge_index
+        plan = plan_attention(graph, shape=shape, backend=backend, device="cpu", **heads)
+    other = plan_attention(edge_index, shape=shape, backend=backend, device="cpu", **heads)
+    q, k, v = torch.randn(3, N, 2, 3, dtype=torch.float64, requires_grad=True).unbind()
+    gradients = [torch.autograd.grad(each(q, k, v).square().sum(), (q, k, v)) for each in (plan, other)]
+    assert_same(*gradients)
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """Plans to which edge features were bound."""
+    bound, bind = [], AttentionPlan.bind_edges
+    monkeypatch.setattr(
+        AttentionPlan,
+        "bind_edges",
+        lambda plan, *given, **options: bound.append(id(plan)) or bind(plan, *given, **options),
+    )
+    return bound
+
+
+def test_features_stay_bound_for_layers_of_several_widths(bound):
+    x, edge_index, edge_attr = problem(5)
+    layers = [
+        fused3s.nn.TransformerConv(COLUMNS, width, heads=heads, edge_dim=5, backend="scatter").double()
+        for heads, width in ((2, 3), (1, 4), (3, 2))
+    ]
+    for _ in range(4):
+        for layer in layers:
+            layer(x, edge_index, edge_attr)
+    assert len(bound) == len(layers)
+    assert len(set(bound)) == len(layers)
+
+
+def test_bound_features_go_with_their_plan_and_the_oldest_of_many():
+    edge_attr = problem(5)[2]
+    layer = fused3s.nn.TransformerConv(COLUMNS, 3, edge_dim=5, backend="scatter").double()
+    graphs = [torch.randint(N, (2, E)) for _ in range(MOST_RESULTS + 3)]
+    plans = [layer.plan(graph, N) for graph in graphs]
+    for count, plan in enumerate(plans, 1):
+        planned_edges.bind_features(plan, edge_attr, torch.float64)
+        assert len(planned_edges._bound._entries[id(edge_attr)].results) == min(count, MOST_RESULTS)
+    del plan, plans, graphs
+    gc.collect()
+    assert not planned_edges._bound._entries[id(edge_attr)].results
+    number = len(planned_edges._bound._entries)
+    del edge_attr
+    assert len(planned_edges._bound._entries) == number - 1
+
+
+def test_nothing_is_kept_of_self_loops_whose_tensor_is_gone():
+    memos = self_loops._looped, planned_edges._plans
+    _, ours = made("GATConv", 5, "scatter")
+    x, edge_index, edge_attr = problem(5)
+    before = [len(memo._entries) for memo in memos]
+    ours(x, edge_index, edge_attr)
+    assert [len(memo._entries) for memo in memos] == [number + 1 for number in before]
+    del edge_index
+    assert [len(memo._entries) for memo in memos] == before
+
+
+class Made:
+    """In place of `streams.Made`: which tensors were waited for."""
+
+    waited: list
+
+    @classmethod
+    def on(cls, device):
+        return cls()
+
+    def used_by_current_stream(self, tensors):
+        self.waited.append(tensors)
+
+
+def test_every_cached_result_is_waited_for(monkeypatch):
+    Made.waited = []
+    monkeypatch.setattr(tensor_memo, "Made", Made)
+    for kind in ("GATConv", "TransformerConv"):
+        _, ours = made(kind, 5, "scatter")
+        given = problem(5)
+        Made.waited.clear()
+        ours(*given)
+        (first,) = [Made.waited[:]]
+        ours(*given)
+        again = Made.waited[len(first) :]
+        plan = planned_edges._plans
+        addresses = {each.data_ptr() for tensors in again for each in tensors}
+        graph = given[1]
+        if kind == "GATConv":
+            looped = self_loops.edges_with_self_loops(graph, N)
+            assert looped.data_ptr() in addresses
+            graph = looped
+        orders = [found.value.edge_order.edge_of_csr for found in plan._entries[id(graph)].results.values()]
+        assert {each.data_ptr() for each in orders} <= addresses
+        if kind == "TransformerConv":
+            (result,) = planned_edges._bound._entries[id(given[2])].results.values()
+            assert result.value.padded_features.data_ptr() in addresses
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """`kept`: results of a capture by `runtime.cuda_graph.capture`; None in one of the caller's; `active`: whether the
+    current stream is captured."""
+    state = SimpleNamespace(active=False, kept=None)
+    for module in (tensor_memo, planned_edges, self_loops):
+        monkeypatch.setattr(module, "is_capturing", lambda device: state.active)
+    monkeypatch.setattr(tensor_memo, "kept_results", lambda device: state.kept)
+
+    def run(call, ours=True):
+        """What a capture of `call` returns, after the two calls before it, and the results that it keeps."""
+        call()
+        call()
+        state.active, state.kept = True, KeptResults() if ours else None
+        try:
+            return call(), state.kept
+        finally:
+            state.active = False
+
+    state.run = run
+    return state
+
+
+@pytest.mark.parametrize(("kind", "edge_dim"), KINDS)
+def test_a_capture_keeps_the_plan_of_an_edge_index_that_stays(planned, capture, kind, edge_dim):
+    theirs, ours = made(kind, edge_dim, "scatter")
+    given = problem(edge_dim)
+    out, kept = capture.run(lambda: ours(*given))
+    torch.testing.assert_close(out, theirs(*given), rtol=1e-9, atol=1e-9)
+    assert len(planned) == 1
+    kept.check()
+    for each in given[2:]:  # read anew by each replay
+        each.mul_(2)
+    kept.check()
+    given[1][0, 0] += 1
+    with pytest.raises(
+        CaptureError, match=rf"edge_index: the tensor of shape \(2, {E}\) on cpu was changed .*cache=False"
+    ):
+        kept.check()
+
+
+def test_a_capture_keeps_results_alive(capture):
+    _, ours = made("GATConv", None, "scatter")
+    given = list(problem(None))
+    _, kept = capture.run(lambda: ours(*given))
+    results = [result.value for *_, result in kept._results.values()]
+    assert [type(each).__name__ for each in results] == ["_Looped", "AttentionPlan"]
+    del given[1]
+    gc.collect()
+    assert [type(each).__name__ for each in results] == ["_Looped", "AttentionPlan"]
+    kept.check()
+
+
+@pytest.mark.parametrize(("kind", "edge_dim"), [each for each in KINDS if not each[1]])
+@pytest.mark.parametrize("reason", ["run changes it", "no cache", "capture of the caller"])
+def test_a_capture_plans_what_it_cannot_keep(planned, capture, monkeypatch, kind, edge_dim, reason):
+    theirs, ours = made(kind, edge_dim, "reference", cache=reason != "no cache")
+    x, edge_index = problem(None)
+    source = problem(None, seed=2)[1]
+
+    def call():
+        if reason == "run changes it":
+            edge_index.copy_(source)
+        return ours(x, edge_index)
+
+    entries = len(planned_edges._plans._entries)
+    out, kept = capture.run(call, ours=reason != "capture of the caller")
+    torch.testing.assert_close(out, theirs(x, edge_index), rtol=1e-9, atol=1e-9)
+    assert not (kept and kept._results)
+    assert len(planned) == {"run changes it": 3, "no cache": 3, "capture of the caller": 2}[reason]
+    assert len(planned_edges._plans._entries) - entries <= 1, "a result of the capture is cached"
+
+
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
+@pytest.mark.parametrize("wants", ["edge_attr", "weights"])
+def test_a_capture_that_would_wait_for_self_loops_is_refused(capture, kind, wants):
+    _, ours = made(kind, 5 if wants == "edge_attr" else None, "reference", cache=False)
+    given = problem(5 if wants == "edge_attr" else None)
+    options = {} if wants == "edge_attr" else {"return_attention_weights": True}
+    with pytest.raises(CaptureError, match=r"edge_index: got one without cached self-loops .* add_self_loops=False"):
+        capture.run(lambda: ours(*given, **options))
+
+
+def test_self_loops_in_a_capture_are_pairs_of_minus_one(capture):
+    edge_index = torch.tensor([[0, 1, 2, -1, 3], [0, 2, 2, -1, 0]])
+    capture.active = True
+    looped = self_loops.edges_with_self_loops(edge_index, 3, allows_padding=True)
+    assert looped.tolist() == [[-1, 1, -1, -1, 3, 0, 1, 2], [-1, 2, -1, -1, 0, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fill_value", ["add", "mean", "min", "max", "mul"])
+def test_features_of_a_star_and_of_a_node_without_edges(fill_value, dtype):
+    """A sum in bfloat16 would stop at 256."""
+    edge_index = torch.stack([torch.arange(1, 2001), torch.zeros(2000, dtype=torch.long)])
+    features = torch.ones(2000, 2, dtype=dtype)
+    looped = self_loops.features_with_self_loops(features, edge_index, 2, fill_value)
+    assert looped.dtype == dtype
+    assert looped[2000].tolist() == [2000.0 if fill_value == "add" else 1.0] * 2
+    assert looped[2001].tolist() == [1.0 if fill_value == "mul" else 0.0] * 2
+
+
+def test_the_memo_replaces_what_does_not_serve_and_drops_the_oldest():
+    memo, tensors = TensorMemo("x"), [torch.zeros(3)]
+
+    def get(key, value, serves=lambda value: True):
+        return memo.get(tensors[0], key, lambda: value, lambda value: (), serves)
+
+    assert [get("a", 1), get("a", 2), get("a", 3, lambda value: value > 2), get("a", 4)] == [1, 1, 3, 3]
+    for key in range(MOST_RESULTS):
+        get(key, key)
+    assert get("a", 5) == 5, "the oldest is still there"
+    tensors[0].add_(1)
+    assert get("a", 6) == 6
+    with torch.inference_mode():
+        tensors.insert(0, torch.zeros(3))
+    assert [get("a", 7), get("a", 8)] == [7, 8], "torch does not count changes of this tensor"
+    tensors.clear()
+    assert not memo._entries
+
+
+def on_gpu(kind, edge_dim, num_edges=40_000, **options):
+    """A layer on `fused3s`, and its arguments: enough edges that planning does not wait."""
+    torch.manual_seed(0)
+    given = () if kind == "AGNNConv" else (32, 16, 2)
+    sizes = {"edge_dim": edge_dim} if edge_dim else {}
+    layer = getattr(fused3s.nn, kind)(*given, **sizes, backend="fused3s", **options).cuda()
+    x, edge_index = torch.randn(2000, 32, device="cuda"), torch.randint(2000, (2, num_edges), device="cuda")
+    return layer, (x, edge_index, *([torch.randn(num_edges, edge_dim, device="cuda")] if edge_dim else []))
+
+
+def step_of(layer, given):
+    def run():
+        layer.zero_grad(set_to_none=False)
+        out = layer(*given)
+        out.square().sum().backward()
+        return out.detach()
+
+    return run
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::fused3s.SlowerBackendWarning")
+@pytest.mark.parametrize(("kind", "edge_dim"), KINDS)
+@torch.no_grad()
+def test_gpu_another_stream_waits_for_what_the_first_one_makes(kind, edge_dim):
+    layer, given = on_gpu(kind, edge_dim)
+    layer(*given)  # compiles
+    for _ in range(10):
+        given = [each.clone() for each in given]
+        torch.cuda.synchronize()
+        outputs = []
+        for cycles in (50_000_000, 0):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda._sleep(cycles)
+                outputs.append(layer(*given))
+        torch.cuda.synchronize()
+        assert torch.equal(*outputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::fused3s.SlowerBackendWarning")
+@pytest.mark.parametrize(("kind", "edge_dim"), KINDS)
+def test_gpu_a_captured_step_keeps_the_plan_and_refuses_a_changed_graph(planned, kind, edge_dim):
+    layer, given = on_gpu(kind, edge_dim)
+    run = step_of(layer, given)
+    captured = capture_step(run, layer)
+    assert len(planned) == 1
+    for each in (given[0], *given[2:]):  # replays read features anew
+        each.data.copy_(torch.randn_like(each))
+        expected = run()
+        torch.testing.assert_close(captured.replay(), expected)
+    given[1].copy_(given[1].flip(0))
+    with pytest.raises(CaptureError, match=r"edge_index: the tensor of shape \(2, 40000\) on cuda:0 was changed"):
+        captured.replay()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["TransformerConv", "GATConv", "GATv2Conv", "AGNNConv"])
+def test_gpu_a_captured_step_without_a_cache_plans_the_current_edges(kind):
+    layer, given = on_gpu(kind, None, cache=False)
+    run = step_of(layer, given)
+    captured = capture_step(run, layer)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        given[1].copy_(torch.randint(2000, (2, 40_000), device="cuda"))
+        given[1][:, ::7] = given[1][:1, ::7]  # self-loops
+        out = captured.replay().clone()
+        gradients = [each.grad.clone() for each in layer.parameters()]
+        torch.testing.assert_close(out, run())
+        for got, right in zip(gradients, layer.parameters(), strict=True):
+            torch.testing.assert_close(got, right.grad, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fill_value", ["add", "mean", "mul"])
+def test_gpu_features_of_self_loops_have_the_same_bits_twice(fill_value):
+    edge_index = torch.randint(50, (2, 100_000), device="cuda")
+    features = torch.rand(100_000, 3, device="cuda", requires_grad=True)
+    found = []
+    for _ in range(5):
+        out = self_loops.features_with_self_loops(features, edge_index, 50, fill_value)
+        found.append((out, torch.autograd.grad(out.square().sum(), features)[0]))
+    for out, gradient in found[1:]:
+        assert torch.equal(out, found[0][0])
+        assert torch.equal(gradient, found[0][1])
