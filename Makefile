@@ -72,7 +72,7 @@ reproduce-figures: setup ## with a GPU download graphs and measure; then draw (F
 regress: setup ## measure recorded times of this GPU again; fail if one is longer by over LIMIT=5 percent
 	$(BIN)/python scripts/regress.py --limit $(LIMIT)
 
-# Without a GPU: eager and compiled steps alone, 1,000 of each case.
+# Without a GPU: eager and compiled steps alone, 300 of each case.
 soak: setup ## steps of every layer, each with a new graph; fail if memory grew (STEPS=20000, ONLY=GATConv, OUTPUT=folder)
 	$(BIN)/python scripts/soak.py $(STEPS:%=--steps %) $(ONLY:%=--only %) $(OUTPUT:%=--output %)
 

@@ -51,7 +51,7 @@ LAUNCHES = ("eager", "compiled", "captured")
 HOST_NOISE = 64 << 20  # bytes of the process: heap arenas, libraries that are loaded late
 ENTRIES_NOISE = 256  # readback slots: the host may run ahead of the GPU by this many plans
 OBJECTS_NOISE, OBJECTS_PER_STEP = 10_000, 0.1  # torch.compile imports more in the first steps
-ON_CPU, ON_GPU = 1_000, 20_000  # steps
+ON_CPU, ON_GPU = 300, 20_000  # steps
 
 Step = Callable[[Tensor, Tensor], None]  # with an edge_index [2, E] and edge features [E, EDGE_DIM]
 
