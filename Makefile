@@ -24,7 +24,7 @@ TABLE_SETS ?= cora citeseer pubmed musae-github elliptic yelp reddit ogbg-molhiv
 	peptides-func peptides-struct pascalvoc-sp coco-sp
 
 .DEFAULT_GOAL := setup
-.PHONY: help setup infer train tables reproduce-figures regress report check-figures test lint docs wheel check-wheel \
+.PHONY: help setup infer train tables reproduce-figures regress soak report check-figures test lint docs wheel check-wheel \
 	check-types clean $(WHEEL_VENVS)
 
 help: ## list the targets
@@ -71,6 +71,10 @@ reproduce-figures: setup ## with a GPU download graphs and measure; then draw (F
 # Which cells: configs/regress.yaml. A GPU without recorded rows: scripts/regress.py --record.
 regress: setup ## measure recorded times of this GPU again; fail if one is longer by over LIMIT=5 percent
 	$(BIN)/python scripts/regress.py --limit $(LIMIT)
+
+# Without a GPU: eager and compiled steps alone, 300 of each case.
+soak: setup ## steps of every layer, each with a new graph; fail if memory grew (STEPS=20000, ONLY=GATConv, OUTPUT=folder)
+	$(BIN)/python scripts/soak.py $(STEPS:%=--steps %) $(ONLY:%=--only %) $(OUTPUT:%=--output %)
 
 report: setup ## RESULTS.md, CLAIMS.md, figures and the README's tables from the CSVs (RESULTS=results/local: your own)
 	$(BIN)/python scripts/report.py --results $(RESULTS)

@@ -12,6 +12,7 @@ PAGES = (
     "kernels/README.md",
     "docs/datasets.md",
     "docs/layers.md",
+    "docs/threads.md",
     "docs/training.md",
     "docs/backends.md",
     "docs/add/score-term.md",
