@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from bench.records import NONE, Provenance, Row
 from fused3s import PlanRoom, capture_step, copy_padded_, plan_attention, sparse_attention
+from fused3s.fused.tuning import CHECKED_EDGES
 from fused3s.nn import AGNNConv, GATConv, GATv2Conv, SparseMHA, TransformerConv
 from fused3s.runtime.cuda_graph import capture
-from fused3s.tuning import CHECKED_EDGES
 
 NODES, HEADS, HEAD_DIM, EDGE_DIM = 256, 4, 8, 8
 WIDTH = HEADS * HEAD_DIM

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from bench import soak
 from bench.records import read_rows
 from bench.soak import LAYERS, SoakCase, run_case, soak_cases
-from fused3s.nn import planned_edges
-from fused3s.nn.tensor_memo import TensorMemo
+from fused3s.nn.cached import planned_edges
+from fused3s.nn.cached.tensor_memo import TensorMemo
 
 CPU = torch.device("cpu")
 EDGES = 600
