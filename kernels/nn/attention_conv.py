@@ -14,7 +14,7 @@ from .lazy_linear import check_columns
 from .planned_edges import plan_edge_index, require_gradients
 from .self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 
-_warned: set[str] = set()  # reasons; one warning each
+_warned: set[str] = set()  # reasons, one for each kind of layer and edge_dim; one warning each
 
 
 class AttentionConv(Layer):
