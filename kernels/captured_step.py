@@ -32,7 +32,10 @@ def capture_step(
 ) -> CapturedGraph[Result]:
     """Capture a training step; `replay()` of the result returns the result of `run`, in the same tensors.
 
-    `run` is called before the capture; afterwards weights, buffers, states and random numbers are restored.
+    `run` is called before the capture; afterwards weights, buffers, states and random numbers are restored. The graph
+    keeps the plans that these calls made of an edge_index, unless the layer has cache=False: then, and for a tensor
+    that `run` changes, each replay plans the current values. `replay()` raises a CaptureError if the tensor of a kept
+    plan was changed.
 
     Args:
         run: forward pass, backward pass and optimiser step. It must only queue work on torch's current stream, and

@@ -14,7 +14,7 @@ from .cached.planned_edges import plan_edge_index, require_gradients
 from .cached.self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 from .lazy_linear import check_columns
 
-_warned: set[str] = set()  # reasons; one warning each
+_warned: set[str] = set()  # reasons, one for each kind of layer and edge_dim; one warning each
 
 
 class AttentionConv(Layer):

@@ -14,23 +14,24 @@ class TensorState:
     storage go unnoticed. Not for tensors made in inference mode, whose changes torch does not count.
     """
 
-    __slots__ = ("_alias", "_stamp", "reference")
+    __slots__ = ("_address", "_alias", "_version", "reference")
 
     def __init__(self, tensor: Tensor, on_free: Callable[[weakref.ref], Any] | None = None) -> None:
         """on_free: called with `reference` when the tensor is freed."""
-        self.reference = weakref.ref(tensor, on_free)
-        self._stamp = _stamp(tensor)
-        self._alias = tensor.detach() if tensor.layout is strided else None
+        self.reference, self._version = weakref.ref(tensor, on_free), tensor._version
+        is_dense = tensor.layout is strided  # a sparse tensor has no address
+        self._address, self._alias = (tensor.data_ptr(), tensor.detach()) if is_dense else (None, None)
 
     def is_now(self, tensor: Tensor) -> bool:
         """Whether this is the state of this tensor now."""
-        return self.reference() is tensor and self._stamp == _stamp(tensor)
+        address = self._address
+        return (
+            self.reference() is tensor
+            and tensor._version == self._version
+            and (address is None or tensor.data_ptr() == address)
+        )
 
     def has_changed(self) -> bool:
         """Whether the tensor is alive and in another state."""
         tensor = self.reference()
-        return tensor is not None and self._stamp != _stamp(tensor)
-
-
-def _stamp(tensor: Tensor) -> tuple[int, int]:
-    return tensor._version, tensor.data_ptr() if tensor.layout is strided else 0
+        return tensor is not None and not self.is_now(tensor)

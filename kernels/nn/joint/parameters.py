@@ -95,7 +95,7 @@ class JointMemory:
     def __init__(self) -> None:
         self._addresses: list[int] = []
         self._memory: Tensor | None = None
-        self._joined: dict[Sequence[RowParts], Joined] = {}
+        self._joined: dict[Sequence[RowParts], Joined] = {}  # views, by the two ways of calling a layer; until `lay`
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return JointMemory, ()
