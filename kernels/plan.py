@@ -378,12 +378,10 @@ class AttentionPlan:
     ) -> BoundEdges | None:
         """The checked edge data and dropout of a call; None for neither."""
         if edges is not None:
-            if not isinstance(edges, BoundEdges):
-                edges = self.bind_edges(edges, check_values=False)
-            elif groups_of(edges) != self.groups or (edges.order is not self.edge_order and edges.order != self.shape):
-                raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
+            if isinstance(edges, BoundEdges):
+                self.check_bound(edges)
             else:
-                self._check_fields(edges)
+                edges = self.bind_edges(edges, check_values=False)
             if shape is None:
                 check_edges(edges, q)
             else:
@@ -397,8 +395,11 @@ class AttentionPlan:
             raise ValueError(f"dropout: got {dropout.rate}; backend {self.backend} has no dropout, these have: {able}")
         return BoundEdges(dropout=dropout) if edges is None else replace(edges, dropout=dropout)
 
-    def _check_fields(self, edges: BoundEdges) -> None:
-        """Raise a ValueError if `dataclasses.replace` changed more than weights: kernels would read past the ends."""
+    def check_bound(self, edges: BoundEdges) -> None:
+        """Raise a ValueError unless this plan bound the edges, or if `dataclasses.replace` changed more than weights:
+        kernels would read past the ends."""
+        if groups_of(edges) != self.groups or (edges.order is not self.edge_order and edges.order != self.shape):
+            raise ValueError("edges: bound by another plan; bind the EdgeData with bind_edges of this one")
         anew = "weights alone may be replaced in bound edges: bind an EdgeData anew"
         rows, lists = (1, 1) if self.groups is None else (self.groups.rows, self.groups.lists)
         num_edges = 0 if self.edge_order is None else self.edge_order.edge_of_csr.shape[0]

@@ -32,7 +32,11 @@ def terms_of(edges: BoundEdges | None) -> int:
     """Bits of enum EdgeTerm."""
     if edges is None:
         return 0
-    return sum([bit for name, bit in _FIELD_BITS if getattr(edges, name) is not None])
+    terms = 0
+    for name, bit in _FIELD_BITS:
+        if getattr(edges, name) is not None:
+            terms |= bit
+    return terms
 
 
 @lru_cache
@@ -143,5 +147,8 @@ def for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def contiguous(edges: BoundEdges, *names: str) -> dict[str, torch.Tensor | None]:
     """Fields by name, contiguous: the kernels take edge data without strides."""
-    given = {name: getattr(edges, name) for name in names}
-    return {name: None if tensor is None else tensor.contiguous() for name, tensor in given.items()}
+    found = {}
+    for name in names:
+        tensor = getattr(edges, name)
+        found[name] = None if tensor is None else tensor.contiguous()
+    return found

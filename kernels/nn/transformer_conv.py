@@ -248,6 +248,8 @@ class TransformerConv(JointModule):
             plan = self._plan(plan, (target.shape[0], source.shape[0]), dtype, backward)
         if isinstance(edge_attr, Tensor):
             edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
+        elif edge_attr is not None:
+            plan.check_bound(edge_attr)
         is_one_node = takes_plan(plan, target, source, dtype, self.out_channels)
         if not (is_one_node and takes_edges(edge_attr, dtype)):
             return self._attend(source, target, plan, edge_attr, edge_weight)
@@ -345,6 +347,9 @@ class TransformerConv(JointModule):
         if (edge_attr is None) != (self.lin_edge is None):
             got = "none" if edge_attr is None else "some"
             raise ValueError(f"edge_attr: got {got}, and the layer was made with edge_dim={self.edge_dim}")
+        if isinstance(edge_attr, BoundEdges) and edge_attr.num_features != self.edge_dim:
+            got = f"bound features of {edge_attr.num_features} columns"
+            raise ValueError(f"edge_attr: got {got}; {self.edge_dim} are needed")
         if edge_attr is None or isinstance(edge_attr, BoundEdges):
             return
         check_dense("edge_attr", edge_attr)

@@ -61,21 +61,22 @@ class RowParts:
 
     Attributes:
         sizes: columns of each part.
+        count: how many parts there are.
         pitch: columns of all parts.
     """
 
     def __init__(self, *shapes: tuple[int, ...]) -> None:
         """shapes: shape of the columns of each part, (H, d) or (columns,)."""
         self.sizes = [math.prod(shape) for shape in shapes]
-        self.pitch = sum(self.sizes)
+        self.count, self.pitch = len(self.sizes), sum(self.sizes)
         self._views = [(shape, (self.pitch, *shape[1:], 1), sum(self.sizes[:nth])) for nth, shape in enumerate(shapes)]
 
     def split(self, joint: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """[N, *shape] for each part: views of `joint` [N, pitch], contiguous."""
-        num_rows, offset = joint.shape[0], joint.storage_offset()
-        return tuple(
-            [joint.as_strided((num_rows, *shape), strides, offset + first) for shape, strides, first in self._views]
-        )
+        num_rows, offset, found = joint.shape[0], joint.storage_offset(), []
+        for shape, strides, first in self._views:
+            found.append(joint.as_strided((num_rows, *shape), strides, offset + first))
+        return tuple(found)
 
 
 def _parts(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

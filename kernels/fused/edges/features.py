@@ -173,6 +173,7 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
     return gradients
 
 
+@lru_cache(1024)
 def _grid(num_rows: int, num_heads: int, kernel: Kernel, device: torch.device) -> tuple[int, int]:
     """(head groups, row blocks)."""
     groups = -(-num_heads // kernel.sizes.block_items)

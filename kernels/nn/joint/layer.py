@@ -64,7 +64,10 @@ class LayerCall(NodeCall):
         if edges is not None:
             weight = edge_weight.to(dtype).view(*query.shape[1:], -1)
             edges = replace(edges, key_weight=weight, value_weight=weight)
-        attention = self.plan.call(query, key, value, self.scale, dtype, edges, self.dropout)
+        if self.dropout:
+            attention = self.plan.call(query, key, value, self.scale, dtype, edges, self.dropout)
+        else:  # all checked: shapes by `takes_plan`, edges where they were bound
+            attention = Call(query, key, value, self.scale, dtype, None, edges)
         output, attention = attend(self.plan, attention, with_lse)
         saved = (edge_weight, output, attention.lse, *tensors_of(attention), *of_projections)
         if not self.adds_root:

@@ -57,11 +57,12 @@ def takes_plan(plan: AttentionPlan, target: Tensor, source: Tensor, dtype: torch
     """Whether a node can call this plan for features of targets and sources; otherwise call the plan, which computes it
     or raises."""
     backend = REGISTRY[plan.backend]
+    is_planned = dtype is plan.inputs.dtype and head_dim == plan.inputs.head_dim  # `plan_attention` checked these
     return (
         backend.has_backward
         and plan.shape == (target.shape[0], source.shape[0])
         and plan.device == target.device == source.device
-        and backend.unsupported(dtype, head_dim) is None
+        and (is_planned or backend.unsupported(dtype, head_dim) is None)
     )
 
 

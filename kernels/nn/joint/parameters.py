@@ -128,7 +128,7 @@ class JointMemory:
 
     def join(self, parameters: Sequence[Tensor], parts: Sequence[RowParts], dtype: torch.dtype) -> Joined:
         """`join_parameters`, without a copy if the parameters are in this memory."""
-        if [each.data_ptr() for each in parameters] != self._addresses:
+        if list(map(Tensor.data_ptr, parameters)) != self._addresses:
             return join_parameters(parameters, parts, dtype)
         if self._memory.dtype is not dtype:
             return self._views(self._memory.to(dtype), parts)

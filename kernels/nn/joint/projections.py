@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch.nn import functional
 
 from ...torch_side.side_by_side import RowParts
 from .parameters import JointMemory, parameter_gradients
+
+_count = attrgetter("count")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,15 +43,12 @@ class Projections:
                 x = x.to(dtype)
             inputs.append(x)
             columns += part.split(functional.linear(x, weight, bias))
-        return columns, (*inputs, *[weight for weight, _ in joined], *parameters[: self._num_weights])
-
-    @property
-    def _num_weights(self) -> int:
-        return sum([len(part.sizes) for part in self.parts])
+        weights, _ = zip(*joined, strict=True)
+        return columns, (*inputs, *weights, *parameters[: sum(map(_count, parts))])
 
     def split_saved(self, saved: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
         """The tensors that the node saved for itself, and those of `forward`."""
-        own = len(saved) - 2 * len(self.parts) - self._num_weights
+        own = len(saved) - 2 * len(self.parts) - sum(map(_count, self.parts))
         return saved[:own], saved[own:]
 
     def gradients(
