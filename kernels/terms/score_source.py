@@ -101,8 +101,8 @@ def _functions() -> dict[str, Any]:
     the kink they have torch's subgradient."""
     import sympy
 
-    class Choice(sympy.Function):
-        """(a, b, x, y): x where a < b, or a <= b, else y."""
+    class ChoiceBase(sympy.Function):  # printers look for methods of base classes named so
+        """(a, b, x, y): x where a `sign` b, which is < or <=; else y."""
 
         @classmethod
         def eval(cls, a: Any, b: Any, then: Any, otherwise: Any) -> Any:
@@ -112,50 +112,38 @@ def _functions() -> dict[str, Any]:
             a, b, *branches = self.args
             return self.func(a, b, *(each.diff(of) for each in branches))
 
-    class Less(Choice):
-        cpp = "(({} < {}) ? ({}) : ({}))"
-
-    class LessEqual(Choice):
-        cpp = "(({} <= {}) ? ({}) : ({}))"
-
-    class Kink(sympy.Function):
-        """A function of cuda/score/score_functions.cuh, or of C++; `choose`: a Choice with its derivatives."""
+    class KinkBase(sympy.Function):
+        """A function of C++ or cuda/score/score_functions.cuh. `choose`: its derivative, from arguments and theirs."""
 
         def _eval_derivative(self, of: Any) -> Any:
             return self.choose(*self.args, *(each.diff(of) for each in self.args))
 
-    class Absolute(Kink):
-        cpp = "fabsf({})"
-        choose = staticmethod(lambda x, dx: Less(0, x, dx, Less(x, 0, -dx, 0)))
+    def kink(name: str, choose: Any) -> Any:
+        return type(KinkBase)(name, (KinkBase,), {"choose": staticmethod(choose)})
 
-    class Maximum(Kink):
-        cpp = "maximum({}, {})"
-        choose = staticmethod(lambda x, y, dx, dy: Less(y, x, dx, Less(x, y, dy, (dx + dy) / 2)))
-
-    class Minimum(Kink):
-        cpp = "minimum({}, {})"
-        choose = staticmethod(lambda x, y, dx, dy: Less(x, y, dx, Less(y, x, dy, (dx + dy) / 2)))
-
-    class Clamped(Kink):
-        cpp = "clamped({}, {}, {})"
-        choose = staticmethod(lambda x, low, high, dx, dlow, dhigh: Less(x, low, dlow, Less(high, x, dhigh, dx)))
+    less, less_equal = (
+        type(ChoiceBase)(name, (ChoiceBase,), {"sign": sign}) for name, sign in (("less", "<"), ("less_equal", "<="))
+    )
 
     def relu(x: Any) -> Any:
-        return LessEqual(x, 0, 0, x)
+        return less_equal(x, 0, 0, x)
 
     def where(condition: Any, then: Any, otherwise: Any) -> Any:
         if condition in (sympy.true, sympy.false):  # of numbers
             return then if condition else otherwise
-        chosen = Less if isinstance(condition, (sympy.Lt, sympy.Gt)) else LessEqual
+        chosen = less if isinstance(condition, (sympy.Lt, sympy.Gt)) else less_equal
         return chosen(condition.lts, condition.gts, then, otherwise)
 
     return {
         **{name: getattr(sympy, name) for name in ("exp", "log", "sqrt", "tanh", "sin", "cos")},
         "sigmoid": lambda x: (1 + sympy.tanh(x / 2)) / 2,  # its derivative does not overflow
         "relu": relu,
-        "leaky_relu": lambda x, slope: relu(x) if slope == 0 else Less(0, x, x, slope * x),
+        "leaky_relu": lambda x, slope: relu(x) if slope == 0 else less(0, x, x, slope * x),
         "where": where,
-        **{"abs": Absolute, "max": Maximum, "min": Minimum, "clamp": Clamped},
+        "abs": kink("fabsf", lambda x, dx: less(0, x, dx, less(x, 0, -dx, 0))),
+        "max": kink("maximum", lambda x, y, dx, dy: less(y, x, dx, less(x, y, dy, (dx + dy) / 2))),
+        "min": kink("minimum", lambda x, y, dx, dy: less(x, y, dx, less(y, x, dy, (dx + dy) / 2))),
+        "clamp": kink("clamped", lambda x, a, b, dx, da, db: less(x, a, da, less(b, x, db, dx))),
     }
 
 
@@ -165,7 +153,7 @@ def _printer() -> Any:
     from sympy.printing.c import C99CodePrinter
 
     class Printer(C99CodePrinter):
-        """Small powers as products."""
+        """Small powers as products, and all numbers as floats."""
 
         def _print_Symbol(self, symbol: Any) -> str:  # noqa: N802
             name = symbol.name
@@ -173,9 +161,15 @@ def _printer() -> Any:
                 return _place(name)
             return f"x.{_place(name)}" if re.fullmatch(rf"({'|'.join(KINDS)})\d+", name) else name
 
-        def _print_Function(self, function: Any) -> str:  # noqa: N802
-            form = getattr(function, "cpp", None)
-            return form.format(*map(self._print, function.args)) if form else super()._print_Function(function)
+        def _print_Integer(self, number: Any) -> str:  # noqa: N802
+            return f"{number.p}.0F"  # C++ divides whole numbers as such
+
+        def _print_KinkBase(self, kink: Any) -> str:  # noqa: N802
+            return f"{type(kink).__name__}({', '.join(map(self._print, kink.args))})"
+
+        def _print_ChoiceBase(self, choice: Any) -> str:  # noqa: N802
+            a, b, then, otherwise = map(self._print, choice.args)
+            return f"({a} {choice.sign} {b} ? {then} : {otherwise})"
 
         def _print_Pow(self, power: Any, rational: bool = False) -> str:  # noqa: N802
             base, exponent = power.as_base_exp()

@@ -157,6 +157,7 @@ OF_ONE = ("{x}", "2 * {x} - 1", "relu({x})", "abs({x})", "leaky_relu({x}, 0.5)",
 OF_ONE += ("max(-1, {x})", "clamp({x}, -1, 1)", "where({x} < 1, {x}, 2)", "where({x} >= 0, {x}, -{x})")
 OF_TWO = ("{x} + {y}", "{x} - {y}", "{x} * {y}", "min({x}, {y})", "max({x}, {y})", "where({x} <= {y}, {y}, 3 * {x})")
 OF_TWO += ("where(0 > {x}, {x}, {y})", "max({x} - {y}, {y} - {x})")
+OF_TWO += ("{x} + {y} + where({x} < 1, 1, 3) / where({y} < 2, 2, 4)",)  # whole numbers, not divided as such
 OF_TWO += ("clamp({x}, -1 - abs({y}), 9)", "clamp({x}, -9, abs({y}))")
 
 
