@@ -76,8 +76,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_runtest_teardown() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
     """Processes that share a GPU leave its memory to each other."""
+    yield  # fixtures may have replaced functions of torch
     if torch.cuda.is_available() and torch.cuda.memory_reserved() > 4 << 30:
         gc.collect()
         torch.cuda.empty_cache()

@@ -20,6 +20,7 @@ from bench.measures import MEASURES
 from bench.provenance import provenance
 from bench.runner import Context, measured
 from configs.bench import Shape, Workload, load_bench_config
+from fused3s.backends.base import InputSpec
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4)
@@ -263,6 +264,7 @@ class PlanOnCpu(fused3s.AttentionPlan):
 
     def __init__(self) -> None:
         object.__setattr__(self, "backend", "reference")
+        object.__setattr__(self, "inputs", InputSpec())
 
     def bind_edges(self, data, check_values=True):
         return fused3s.BoundEdges(self.edge_order, padded_features=data.features, num_features=data.features.shape[1])

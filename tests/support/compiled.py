@@ -20,7 +20,7 @@ Budget = int | Callable[[KernelInstance], int]
 SPILLS = (
     (r"fused3s<.*, 256, 1, 2, 6, 1>", "sm_90", 40),
     (r"fused3s<.*, 256, 1, 2, 16, 1> .*", "sm_90", 8),
-    (r"fused3s_backward<.*, 256, true, 2, 4, 8>", "sm_12.", 16),
+    (r"fused3s_backward<.*, 256, true, 2, 4, 8>", "sm_1[02].", 16),
     (r"fused3s_backward<.*, (128|256), true, [12], \d, 16> .*", "sm_1..", 124),
     (r"fused3s_edges<.*, 16, 8, 6>", "sm_12.", 16),
     (r"fused3s_edges<.*, 1[0-4], (8|16), 0>", "sm_1..", 8),

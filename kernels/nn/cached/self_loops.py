@@ -86,6 +86,7 @@ def features_with_self_loops(
     return torch.cat([kept, reduced.to(features.dtype)])
 
 
+@torch.compiler.disable  # looks the edges up by their tensor
 def _with_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:
     def make() -> _Looped:
         edges = edge_list(edge_index)
@@ -105,6 +106,7 @@ def _with_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding:
     return _looped.get(edge_index, num_nodes, make, tuple) if cache else make()
 
 
+@torch.compiler.disable
 def _by_target(edge_index: Tensor, looped: _Looped, num_nodes: int, cache: bool) -> _ByTarget:
     def make() -> _ByTarget:
         target = looped.edges[1, : looped.kept.shape[0]]

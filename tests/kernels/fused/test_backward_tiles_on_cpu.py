@@ -91,7 +91,7 @@ def build(graph, heads, dim, reordered=False):
     with pytest.MonkeyPatch.context() as patch:
         for module in (fused3s, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_planning):
             patch.setattr(module, "tuning_for", lambda gpu: by_tile)
-        return REGISTRY["fused3s"].build(pattern, device, InputSpec(None, dim, heads, backward=True), perm)
+        return REGISTRY["fused3s"].build(pattern, device, InputSpec(None, dim, heads, backward=True), perm).arrays
 
 
 def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=GRADIENTS, edges=None):

@@ -128,7 +128,9 @@ def run(
         pattern = permute_rows(pattern, perm)
     q, k, v = tensors
     with cuda_on_cpu(MODES[variant.mode]) as gpu:
-        data = REGISTRY["fused3s"].build(pattern, q.device, InputSpec(), perm)  # KV tiles, whatever the heads are
+        data = (
+            REGISTRY["fused3s"].build(pattern, q.device, InputSpec(), perm).arrays
+        )  # KV tiles, whatever the heads are
         schedule = make_schedule(data.kv_tiles, data.tile_offset, items_of(spec), variant.split)
         with poisoned_buffers(monkeypatch):
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
@@ -266,7 +268,7 @@ def test_dropout_of_float32(monkeypatch, one_term, dim, warps, dim_warps):
     dropout = Dropout(0.3, torch.tensor([1]))
     for split in (BY_WARP, SPLIT):
         with cuda_on_cpu(MODES["random"]):
-            data = REGISTRY["fused3s"].build(csr_pattern(graph), torch.device("cpu"), InputSpec(FLOAT, dim, 2))
+            data = REGISTRY["fused3s"].build(csr_pattern(graph), torch.device("cpu"), InputSpec(FLOAT, dim, 2)).arrays
             schedule = make_schedule(data.kv_tiles, data.tile_offset, warps, split)
             call = Call(*tensors, 0.2, FLOAT, edges=BoundEdges(dropout=dropout))
             with poisoned_buffers(monkeypatch):

@@ -42,7 +42,7 @@ def build(monkeypatch, graph, inputs: InputSpec, gpu: GPULimits = H200, perm=Non
     compiled = []
     plan_for(monkeypatch, gpu)
     monkeypatch.setattr(fused3s, "get_kernel", lambda spec, device_index: compiled.append(spec))
-    return REGISTRY["fused3s"].build(csr_pattern(graph), CPU, inputs, perm), compiled
+    return REGISTRY["fused3s"].build(csr_pattern(graph), CPU, inputs, perm).arrays, compiled
 
 
 @pytest.mark.parametrize(

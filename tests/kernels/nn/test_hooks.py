@@ -151,7 +151,14 @@ def test_sparse_mha_counts_them(change, name, backend):
     layer = fused3s.nn.SparseMHA(6, 2, backend=backend).double()
     edge_index, h = torch.randint(N, (2, E)), torch.randn(N, 6, dtype=torch.float64)
     plan = plan_attention(
-        edge_index, shape=(N, N), backend=backend, dtype=torch.float64, head_dim=3, num_heads=2, backward=True
+        edge_index,
+        shape=(N, N),
+        backend=backend,
+        device="cpu",
+        dtype=torch.float64,
+        head_dim=3,
+        num_heads=2,
+        backward=True,
     )
     mask = torch.zeros(N, N, dtype=torch.float64)
     mask.index_put_((edge_index[1], edge_index[0]), torch.ones(E, dtype=torch.float64), accumulate=True)

@@ -94,10 +94,11 @@ def test_the_device_of_the_plan_is_asked_and_not_the_current_one(monkeypatch, cu
         yield
         now.pop()
 
-    monkeypatch.setattr("fused3s.runtime.semaphores.current_gpu", lambda: now[-1])
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[-1] == 1)
-    assert is_capturing(torch.device("cuda", 1))
-    assert not is_capturing(torch.device("cuda", 0))
-    assert not is_capturing(torch.device("cpu"))
+    with monkeypatch.context() as patch:  # not until the end of the test: torch needs its own
+        patch.setattr("fused3s.runtime.semaphores.current_gpu", lambda: now[-1])
+        patch.setattr(torch.cuda, "device", device)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[-1] == 1)
+        assert is_capturing(torch.device("cuda", 1))
+        assert not is_capturing(torch.device("cuda", 0))
+        assert not is_capturing(torch.device("cpu"))
     assert now == [current]
