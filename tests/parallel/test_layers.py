@@ -5,21 +5,18 @@ import pytest
 import torch
 
 EACH = "FSDP2 of each module"
-READS_LIN_EDGE = pytest.mark.xfail(strict=True, reason="the layer reads lin_edge.weight past the hooks of FSDP2")
 
 
 @pytest.mark.parametrize("backend", ["formula", "scatter"])
 @pytest.mark.parametrize(
-    ("kind", "how"),
-    [
-        *((kind, how) for kind in layer_jobs.KINDS for how in ("DDP", "FSDP", "FSDP2")),
-        ("TransformerConv", EACH),
-        ("GATv2Conv-edges", EACH),
-        pytest.param("TransformerConv-edges", EACH, marks=READS_LIN_EDGE),
-        pytest.param("GATConv-edges", EACH, marks=READS_LIN_EDGE),
-    ],
+    ("kind", "how"), [(kind, how) for kind in layer_jobs.KINDS for how in ("DDP", "FSDP", "FSDP2", EACH)]
 )
 def test_a_layer_is_that_of_one_process(pool, kind, how, backend):
+    if (kind, backend) == ("TransformerConv-edges", "formula") and how in ("FSDP", EACH):
+        # lin_edge is called, as it is not plain; the kernels take 16 features.
+        with pytest.raises(AssertionError, match="edge_attr: got 64 columns with backend formula"):
+            pool.run(layer_jobs.layer_results, 2, kind, backend, how)
+        return
     for expected, found in pool.run(layer_jobs.layer_results, 2, kind, backend, how):
         for name, each in found.items():
             torch.testing.assert_close(
@@ -33,13 +30,7 @@ def test_a_layer_without_root_weight_has_a_parameter_that_ddp_must_be_told_of(po
     assert pool.run(layer_jobs.layer_without_root, 2, True) == ["", ""]
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "FSDP2",
-        pytest.param(EACH, marks=pytest.mark.xfail(strict=True, reason="SparseMHA reads the weights of its modules")),
-    ],
-)
+@pytest.mark.parametrize("how", ["FSDP2", EACH])
 def test_sparse_mha_is_sharded(pool, how):
     for expected, found in pool.run(layer_jobs.heads_of_shards, 2, how):
         torch.testing.assert_close(found, expected)

@@ -13,10 +13,16 @@ from fused3s.terms.edge_data import EdgeData
 pytestmark = pytest.mark.usefixtures("formula")
 N, E, COLUMNS = 12, 40, 6
 LAYERS = {
-    "TransformerConv": ({"beta": True}, ("query", "key", "value", "skip", "beta", "edge")),
-    "GATConv": ({"residual": True}, ("", "edge", "res")),
-    "GATConv of pairs": ({"residual": True}, ("src", "dst", "edge", "res")),
-    "GATv2Conv": ({"residual": True}, ("l", "r", "edge", "res")),
+    "TransformerConv": ({}, ("query", "key", "value", "skip")),
+    "TransformerConv with features": (
+        {"edge_dim": COLUMNS, "beta": True},
+        ("query", "key", "value", "skip", "beta", "edge"),
+    ),
+    "GATConv": ({}, ("",)),
+    "GATConv with features": ({"edge_dim": COLUMNS, "residual": True}, ("", "edge", "res")),
+    "GATConv of pairs": ({"edge_dim": COLUMNS, "residual": True}, ("src", "dst", "edge", "res")),
+    "GATv2Conv": ({}, ("l", "r")),
+    "GATv2Conv with features": ({"edge_dim": COLUMNS, "residual": True}, ("l", "r", "edge", "res")),
 }
 
 
@@ -76,12 +82,12 @@ CHANGES = {
 }
 
 
-def results(layer, pair):
+def results(layer, pair, has_features):
     """Output and all gradients of a training step."""
     generator = torch.Generator().manual_seed(2)
     x, edge_attr = (torch.randn(length, COLUMNS, generator=generator).double().requires_grad_() for length in (N, E))
     edge_index = torch.randint(N, (2, E), generator=generator)
-    out = layer((x, x.clone()) if pair else x, edge_index, edge_attr)
+    out = layer((x, x.clone()) if pair else x, edge_index, edge_attr if has_features else None)
     out.square().sum().backward()
     found = {name: parameter.grad for name, parameter in layer.named_parameters()}
     return {"out": out, "x": x.grad, "edge_attr": edge_attr.grad} | found
@@ -96,14 +102,14 @@ def test_they_count_as_in_pyg(name, change, backend):
     for module in modules:
         module = "res" if module == "res" else "_".join(filter(None, ("lin", module)))
         torch.manual_seed(3)
-        theirs = getattr(torch_geometric.nn, kind)(columns, 3, heads=2, edge_dim=COLUMNS, **options).double()
-        ours = getattr(fused3s.nn, kind)(columns, 3, heads=2, edge_dim=COLUMNS, **options, backend=backend).double()
+        theirs = getattr(torch_geometric.nn, kind)(columns, 3, heads=2, **options).double()
+        ours = getattr(fused3s.nn, kind)(columns, 3, heads=2, **options, backend=backend).double()
         ours.load_state_dict(theirs.state_dict())
         found = []
         for layer in (theirs, ours):
             calls = []
             CHANGES[change](layer, module, calls)
-            found.append((results(layer, pair), calls))
+            found.append((results(layer, pair, "edge_dim" in options), calls))
         (expected, wanted), (got, calls) = found
         assert calls == wanted, module
         assert got.keys() == expected.keys()
@@ -129,6 +135,16 @@ def test_weights_of_an_adapted_edge_layer_are_pygs():
         assert calls == wanted
         torch.testing.assert_close(out, expected)
         torch.testing.assert_close(weights, right)
+
+
+def test_results_of_an_adapted_edge_layer_are_features_of_the_kernels():
+    """Which have up to 16; a plain layer's features are its inputs."""
+    edge_index, x, edge_attr = torch.randint(N, (2, E)), torch.randn(N, 4), torch.randn(E, 5)
+    layer = fused3s.nn.TransformerConv(4, 16, heads=2, edge_dim=5, backend="formula")
+    layer(x, edge_index, edge_attr)
+    adapted(layer.double(), "lin_edge", [])
+    with pytest.raises(ValueError, match=r"edge_attr: got 32 columns with backend formula, which takes up to 16"):
+        layer(x.double(), edge_index, edge_attr.double())
 
 
 def test_bound_edges_cannot_pass_through_a_hook():

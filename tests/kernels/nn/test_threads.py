@@ -1,6 +1,7 @@
-"""What docs/threads.md promises of layers and plans on any machine: threads, fork, copies, hooks, adapters, transforms.
+"""What docs/threads.md promises of layers and plans on any machine: threads, fork, copies, transforms, checkpoints.
 
-PyG's layer with the same change is the oracle, in float64. Several processes: tests/parallel/test_layers.py.
+PyG's layer with the same change is the oracle, in float64. Hooks and adapters: test_hooks.py. Plans while a GPU fills
+them: fused/test_plan_state.py. Several processes: tests/parallel/test_layers.py.
 """
 
 import copy
@@ -15,8 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from torch import nn
-from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import fused3s.nn
@@ -71,97 +70,6 @@ def assert_same(mine, expected):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-class Lora(nn.Module):
-    """An adapter around a linear layer, with the names that peft gives."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base_layer = base
-        torch.manual_seed(3)
-        self.lora = nn.Linear(base.weight.shape[1], base.weight.shape[0], bias=False, dtype=base.weight.dtype)
-
-    @property
-    def weight(self):
-        return self.base_layer.weight
-
-    @property
-    def bias(self):
-        return self.base_layer.bias
-
-    def forward(self, x):
-        return self.base_layer(x) + self.lora(x)
-
-
-def adapt(layer, name):
-    setattr(layer, name, Lora(getattr(layer, name)))
-
-
-def weight_norm(layer, name):
-    parametrizations.weight_norm(getattr(layer, name))
-    with torch.no_grad():
-        getattr(layer, name).parametrizations.weight.original0.mul_(2)
-
-
-CALLS = []  # of hooks
-
-
-def hook(register, result):
-    """A change that adds a hook, which returns result(args)."""
-
-    def change(layer, name):
-        getattr(getattr(layer, name), register)(lambda *args: CALLS.append(register) or result(args))
-
-    return change
-
-
-CHANGES = {
-    "adapter": adapt,
-    "weight_norm": weight_norm,
-    "forward hook": hook("register_forward_hook", lambda args: 2 * args[-1]),
-    "forward pre-hook": hook("register_forward_pre_hook", lambda args: (2 * args[1][0],)),
-    "full backward hook": hook(
-        "register_full_backward_hook", lambda args: None if args[1][0] is None else (2 * args[1][0],)
-    ),
-    "full backward pre-hook": hook("register_full_backward_pre_hook", lambda args: (2 * args[1][0],)),
-}
-MODULES = {
-    "TransformerConv": ["lin_query", "lin_key", "lin_value", "lin_skip", "lin_edge"],
-    "GATConv": ["lin", "lin_edge"],
-    "GATv2Conv": ["lin_l", "lin_r", "lin_edge"],
-}
-
-
-def is_mended(kind, module, change, backend):
-    """TEMPORARY: False where a layer ignores a change today."""
-    if module == "lin_edge":
-        return kind.startswith("GATv2Conv") or change == "weight_norm"
-    return change != "full backward pre-hook" or backend == "scatter" or kind == "GATv2Conv-edges"
-
-
-SILENT = pytest.mark.xfail(strict=True, reason="the layer reads the weight of the module and ignores the change")
-CASES = [
-    pytest.param(kind, module, change, backend, marks=() if is_mended(kind, module, change, backend) else SILENT)
-    for kind in KINDS
-    for module in MODULES[kind.partition("-")[0]]
-    if module != "lin_edge" or KINDS[kind]
-    for change in CHANGES
-    for backend in BACKENDS
-]
-
-
-@pytest.mark.parametrize(("kind", "module", "change", "backend"), CASES)
-def test_a_projection_with_an_adapter_or_a_hook_is_pygs(kind, module, change, backend):
-    found, calls = [], []
-    for layer in pair(kind, backend):
-        CHANGES[change](layer, module)
-        CALLS.clear()
-        found.append(results(layer, kind))
-        calls.append([*CALLS])
-    assert_same(found[1], found[0])
-    assert calls[0] == calls[1]
-    assert len(calls[0]) == ("hook" in change)
-
-
 @every_kind
 def test_hooks_of_the_layer_itself_run(kind):
     layers, calls = pair(kind, "formula"), []
@@ -172,45 +80,6 @@ def test_hooks_of_the_layer_itself_run(kind):
     theirs, ours = (results(layer, kind) for layer in layers)
     assert_same(ours, theirs)
     assert len(calls) == 2
-
-
-class ByModules(nn.Module):
-    """SparseMHA by calls of its modules."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, plan, h):
-        layer = self.layer
-        heads_last = (layer.head_dim, layer.num_heads)
-        q, k, v = (
-            each(h).unflatten(1, heads_last).transpose(1, 2) for each in (layer.q_proj, layer.k_proj, layer.v_proj)
-        )
-        return layer.out_proj(plan(q, k, v, scale=layer.scaling).transpose(1, 2).flatten(1))
-
-
-@pytest.mark.parametrize("module", ["q_proj", "v_proj", "out_proj"])
-@pytest.mark.parametrize(
-    "change",
-    [each if each == "weight_norm" else pytest.param(each, marks=SILENT) for each in CHANGES],
-)
-def test_sparse_mha_with_an_adapter_or_a_hook_is_its_modules(module, change):
-    torch.manual_seed(0)
-    ours, theirs = (fused3s.nn.SparseMHA(32, 4).double() for _ in range(2))
-    theirs.load_state_dict(ours.state_dict())
-    plan = plan_of(backward=True)
-    found, calls = [], []
-    for layer in (ours, theirs):
-        CHANGES[change](layer, module)
-        CALLS.clear()
-        x = given("GATConv")[0]
-        out = (layer if layer is ours else ByModules(layer))(plan, x)
-        out.square().sum().backward()
-        found.append([out.detach(), x.grad, *(each.grad for each in layer.parameters())])
-        calls.append([*CALLS])
-    assert_same(*found)
-    assert calls[0] == calls[1]
 
 
 @both_backends
