@@ -128,9 +128,8 @@ def run(
         pattern = permute_rows(pattern, perm)
     q, k, v = tensors
     with cuda_on_cpu(MODES[variant.mode]) as gpu:
-        data = (
-            REGISTRY["fused3s"].build(pattern, q.device, InputSpec(), perm).arrays
-        )  # KV tiles, whatever the heads are
+        # KV tiles, whatever the heads are
+        data = REGISTRY["fused3s"].build(pattern, q.device, InputSpec(), perm).arrays
         schedule = make_schedule(data.kv_tiles, data.tile_offset, items_of(spec), variant.split)
         with poisoned_buffers(monkeypatch):
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
