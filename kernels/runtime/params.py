@@ -14,7 +14,7 @@ import torch
 
 from .source import read_source
 
-FORMATS = {"i64": "q", "u64": "Q", "int": "i", "u32": "I", "float": "f"}  # of struct, for types of common.cuh
+FORMATS = {"i64": "q", "u64": "Q", "int": "i", "u32": "I", "float": "f"}  # formats of `struct`; types of common.cuh
 POINTER = "Q"
 
 

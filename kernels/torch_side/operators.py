@@ -165,7 +165,7 @@ def _differentiate(ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.T
     wanted = [*ctx.needs_input_grad[:3], *of_edges]
     inputs = query, key, value, *plan, edge_tensors, is_given, edge_numbers, dropout, score
     found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, grad_lse, wanted)
-    found = [*_places(found, wanted), None, None]  # of types and the seed
+    found = [*_places(found, wanted), None, None]  # types and seed have no gradient
     of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
     return *found[:3], None, None, None, of_edges, *(None,) * 6
 

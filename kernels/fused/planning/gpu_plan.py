@@ -57,7 +57,7 @@ from .schedule import (
 MOST_SCHEDULES = 3
 SCHEDULE_THREADS = 1024
 ITEM_WARPS = 8
-BLOCK_WORDS = 5  # of struct ScheduleScratch per shared block
+BLOCK_WORDS = 5  # int32 words of struct ScheduleScratch per shared block
 WINDOW_WORDS = 3  # and per window
 SCHEDULE_INPUTS = ("side", "is_first", "num_groups", "warps", "resident_warps", "most_items")
 
