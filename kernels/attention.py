@@ -50,7 +50,7 @@ from .torch_side.call_shapes import HeadGroups, head_counts
 logger = logging.getLogger(__name__)
 
 FASTEST = "fused3s"
-_warned: set[str] = set()  # reasons; one warning each
+_warned: set[str] = set()  # reasons; one warning each per process
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ class Kernel:
 
 
 _Key = tuple[KernelInstance, int]
-# Kernels are never unloaded: launches in flight and CUDA graphs use them. `ScoreTerm` warns before they get many.
+# Key: instance, GPU. No bound, as long as the process: kernels are never unloaded, since launches in flight and CUDA
+# graphs use them. `ScoreTerm` warns before they get many.
 _kernels: dict[_Key, Kernel] = {}
 _compilations: dict[_Key, Future[Kernel]] = {}  # running; failed ones until `get_kernel` raises the error
 _lock = threading.Lock()  # guards both; not held while compiling

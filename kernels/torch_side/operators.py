@@ -32,7 +32,8 @@ LIBRARY.define(
     f"attention_backward({INPUTS}, Tensor output, Tensor lse, Tensor grad_output, Tensor? grad_lse, bool[] wanted)"
     " -> Tensor[]"
 )
-_plans: WeakValueDictionary[int, Any] = WeakValueDictionary()  # AttentionPlans by number, while they live
+# AttentionPlans by number, while they live. Numbers are never used twice.
+_plans: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = count()
 
 

@@ -8,7 +8,8 @@ import torch
 from ...runtime.launch import stream_handle
 from ...runtime.semaphores import is_capturing
 
-KEPT = "_in_slot_order"  # attribute of a tensor: (slot_edges, stream, result, version of the tensor)
+# Attribute of a tensor, one result as long as it lives: (slot_edges, stream, result, version of the tensor).
+KEPT = "_in_slot_order"
 
 
 def in_slot_order(values: torch.Tensor, slot_edges: torch.Tensor) -> torch.Tensor:

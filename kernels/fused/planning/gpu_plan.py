@@ -116,7 +116,8 @@ class PlanKernels(NamedTuple):
         return [*found, PLAN_EDGES] if self.slots else found
 
 
-_begun: set[tuple[PlanKernels, int]] = set()  # kernels of plans, and GPUs
+# Key: kernels of a plan, GPU; at most one entry for each combination of switches. Lives as long as the process.
+_begun: set[tuple[PlanKernels, int]] = set()
 # Fields of `Fused3SData` by schedule (KV tiles, work items, number of splits), and by pattern with row items.
 _SCHEDULE_FIELDS = (
     ("kv_tiles", "work_items", "num_splits"),
