@@ -1,4 +1,4 @@
-"""The plan data of `fused3s`: all arrays of a graph that its kernels read, in one flat dataclass."""
+"""The arrays of a plan of `fused3s` (`plan_state.Fused3SPlan`), as its kernels read them, in one flat dataclass."""
 
 from dataclasses import dataclass
 

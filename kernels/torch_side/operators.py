@@ -4,7 +4,7 @@ A compiled function calls the operators instead of the backend, without a graph 
 they get the number of a plan, and run the plan itself, with its state: errors, exact sizes, streams. With dynamic=True,
 plans share compiled code.
 
-torch.export works; the exported program runs in this process, as long as the plan lives.
+An exported program (torch.export) holds the number of its plan: it runs in this process while the plan lives.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
 """Plans of `fused3s`: which arrays a plan needs for given inputs, and how they are built from a graph.
 
-Kernels build plans from an edge list or a CSR (gpu_plan.py) without synchronisation: arrays have room for the upper
-bound of each size. Once the GPU has finished, calls raise errors in the ids, and from the second forward pass on
-they use the arrays cut to their exact sizes. The host waits for the GPU in three cases: the graph is on the CPU, or,
-outside of captures, the choice of the kernel depends on the number of KV tiles (`choice`), or a CSR has at least
-COUNTED_EDGES edges (`gpu_csr.num_keys`).
+Kernels build plans from an edge list or a CSR (gpu_plan.py) without synchronisation, in arrays of upper-bound sizes.
+`plan_state.Fused3SPlan` owns the result, its errors and its exact sizes. The host waits for the GPU in three cases: the
+graph is on the CPU, or, outside of captures, the choice of the kernel depends on the number of KV tiles (`choice`), or
+a CSR has at least COUNTED_EDGES edges (`gpu_csr.num_keys`).
 """
 
 from collections.abc import Callable

@@ -63,12 +63,12 @@ def plan_of_list(edge_index):
 @pytest.mark.parametrize("finishes", [False, True])
 def test_a_cached_plan_lets_go_of_its_graph(gpu, passes, finishes):
     """A loop over new graphs whose plans are cached by their tensor: nothing of a step is left after it."""
-    memo, alive = TensorMemo(), []
+    memo, alive = TensorMemo("edge_index"), []
     gc.disable()  # what only the garbage collector frees would stay for long
     try:
         for _ in range(3):
             edge_index = torch.randint(50, (2, 300))
-            plan = memo.results(edge_index)["key"] = plan_of_list(edge_index)
+            plan = memo.get(edge_index, "key", partial(plan_of_list, edge_index), lambda plan: ())
             if finishes:
                 gpu.finish()
             for _ in range(passes):
