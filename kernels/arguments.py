@@ -8,7 +8,7 @@ import torch
 
 from .errors import BackendUnavailableError
 
-MOST_COLUMNS = 65_535  # of a head, and most heads; backends have limits of their own
+MOST_COLUMNS = 65_535  # most columns of a head, and most heads; backends have limits of their own
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -50,7 +50,7 @@ from .torch_side.call_shapes import HeadGroups, head_counts
 logger = logging.getLogger(__name__)
 
 FASTEST = "fused3s"
-_warned: set[str] = set()  # reasons; one warning each
+_warned: set[str] = set()  # reasons; one warning each per process
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def sparse_attention(
         q: [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d]; float16, bfloat16, float32 or float64.
         k: [num_cols, d], [num_cols, H_kv, d] or [B, num_cols, H_kv, d], of q's type and device; H_kv divides H, and
             head h of q reads head h // (H / H_kv).
-        v: as k, but for the number of columns.
+        v: as k; it may have other columns.
         graph: as in `plan_attention`.
         shape: as in `plan_attention`.
         scale: factor of the scores; None means 1/sqrt(d). The paper uses 1.0.

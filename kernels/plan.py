@@ -25,7 +25,7 @@ from .terms.edge_data import (
     score_shape,
 )
 from .terms.edge_groups import bind_groups, edges_of_call, groups_of
-from .torch_side.autograd import OF_ROWS, attend_with_gradients, is_differentiated
+from .torch_side.autograd import QKV, attend_with_gradients, is_differentiated
 from .torch_side.call_shapes import CallShape, HeadGroups, check_results, check_tensors
 from .torch_side.operators import attend_as_operator, numbered
 from .torch_side.tensor_record import num_bytes
@@ -114,7 +114,7 @@ class AttentionPlan:
             q: [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d]; float16, bfloat16, float32 or float64.
             k: [num_cols, d], [num_cols, H, d] or [B, num_cols, H, d], of q's type and device. Of a plan made with
                 num_kv_heads, H / G heads: head h of q reads head h // G.
-            v: as k, but for the number of columns.
+            v: as k; it may have other columns.
             scale: factor of the scores; None means 1/sqrt(d).
             out_dtype: type of the result; None means q's type.
             return_lse: also return the log-sum-exp of the scores (with scale and edge terms) of each row: float32, q's
@@ -216,7 +216,7 @@ class AttentionPlan:
         check_tensors(q, k, v, self.shape, self.device, self.groups)
         check_results(q, v, grad_output, output, lse)
         shape, wanted = CallShape.of(q, k, v, self.groups), frozenset(wanted)
-        allowed = Gradients._fields if shape is None else sorted(OF_ROWS)
+        allowed = Gradients._fields if shape is None else sorted(QKV)
         if extra := wanted - set(allowed):
             why = (
                 ""

@@ -138,7 +138,7 @@ class PlanRoom:
             object.__setattr__(self.plan, "edge_order", replace(self.plan.edge_order))
 
     def _source_of(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | KeyLists) -> EdgeSource:
-        """The edges of the caller's graph, checked but for the ids."""
+        """The edges of the caller's graph. Shapes and types are checked, ids are not."""
         device, rows, lists = self.plan.device, self.shape[0], self._num_lists
         if isinstance(graph, KeyLists):
             is_flat = lists == 1 and graph.indices.dim() == 2

@@ -51,7 +51,7 @@ def cuda_unavailable(device: torch.device) -> str | None:
 
 @cache  # uncached it would add the time of a launch to every plan
 def _lacks(device: torch.device) -> str | None:
-    """What the GPU or its packages lack; None if nothing."""
+    """The missing requirement on the GPU or its packages; None: all are met."""
     if not torch.cuda.is_available():
         return NO_GPU
     if importlib.util.find_spec("cupy") is None:

@@ -7,7 +7,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-constexpr int kArch = __CUDA_ARCH__;  // of the GPU that is compiled for: 900 is sm_90
+constexpr int kArch = __CUDA_ARCH__;  // architecture that is compiled for: 900 is sm_90
 
 constexpr int kWarpSize = 32;
 constexpr u32 kFullWarp = 0xffffffffu;  // mask of all lanes, for warp collectives
@@ -26,13 +26,13 @@ constexpr bool kIsWide = kElement == Element::kFloat || kElement == Element::kTF
 template <Element kElement>
 constexpr int kElement_bytes = kIsWide<kElement> ? 4 : 2;
 
-// What the host reads of an instance (kernels/runtime/jit.py); 0: it has none. A source defines, for a kernel f,
+// Sizes of an instance, read by the host (kernels/runtime/jit.py); 0: it has none. A source defines, for a kernel f,
 //   template <parameters of f> __device__ KernelSizes f_sizes = {...};
 struct KernelSizes {
   int shared_bytes;    // dynamic shared memory of a block
-  int partial_floats;  // of a partial result
-  int blocks_per_sm;   // that registers are left for, as in the launch bounds
-  int block_items;     // of one block: work items, heads, columns or rows, whatever the blocks share out
+  int partial_floats;  // floats of a partial result
+  int blocks_per_sm;   // resident blocks per SM, as in the launch bounds
+  int block_items;     // work units per block: items, heads, columns or rows; the unit depends on the kernel
 };
 
 __device__ constexpr int divide_up(int x, int y) { return (x + y - 1) / y; }

@@ -11,7 +11,7 @@ from ..runtime.device import gpu_limits
 from ..runtime.jit import ELEMENTS, KernelInstance, compile_ahead, get_kernel, input_element
 from ..terms.edge_data import BoundEdges
 from ..torch_side.tensor_record import map_tensors
-from .choice import GraphSize, takes_edges
+from .choice import GraphSize, goes_edge_by_edge
 from .data import Fused3SData
 from .edges.forward import edge_columns, edge_instance, launch_edge_kernel, padded_call, takes_columns
 from .gradients import gradient_instances, launch_gradients
@@ -141,7 +141,7 @@ def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges
         return False
     tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
     terms = 0 if edges is None or folds_heads(edges) else terms_of(edges)
-    return takes_edges(tuning, data.size, num_heads, dim, terms) is not False
+    return goes_edge_by_edge(tuning, data.size, num_heads, dim, terms) is not False
 
 
 def _call_instances(device: torch.device, inputs: InputSpec, data: Fused3SData) -> list[KernelInstance]:

@@ -31,7 +31,7 @@ class GraphSize:
     num_tiles: int | None = None
 
 
-def takes_edges(
+def goes_edge_by_edge(
     tuning: Tuning, size: GraphSize, num_heads: int, dim: int | None, terms: int = 0, backward: bool = False
 ) -> bool | None:
     """Whether a call goes edge by edge; None if that depends on the number of KV tiles.

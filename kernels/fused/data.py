@@ -1,4 +1,4 @@
-"""The plan data of `fused3s`: all arrays of a graph that its kernels read, in one flat dataclass."""
+"""The arrays of a plan of `fused3s` (`plan_state.Fused3SPlan`), as its kernels read them, in one flat dataclass."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Fused3SData:
         column_offsets: [num_cols + 1] int64, first edge of each column, for cuda/edges/backward.cu.
         column_rows, column_edges: [nnz] int32, row of A of each edge of A^T, and its index in `indices`.
         column_items, column_parts: as row_items, row_parts.
-        has_room: whether the arrays of edges are longer than the graph, as in a `PlanRoom`; the rest is zeros.
+        has_room: whether edge arrays are longer than the graph, as in a `PlanRoom`; the rest is zeros.
     """
 
     num_rows: int
@@ -80,7 +80,7 @@ class Fused3SData:
         return GraphSize(self.num_rows, self.num_cols, self.num_edges, self.num_tiles)
 
     def new_of_edges(self, like: torch.Tensor, columns: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. With room it is zeros:
-        kernels skip the rest behind the last edge, and its gradient is added to that of edge 0."""
+        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. In a PlanRoom it is
+        zeroed: kernels skip the rows after the last edge, whose gradients are added to that of edge 0."""
         new = like.new_zeros if self.has_room else like.new_empty
         return new((self.indices.numel(), *columns), dtype=dtype)

@@ -11,13 +11,14 @@ from ..runtime.device import GPULimits
 # The same for all GPUs, since a call chooses its kernel without looking up its GPU:
 GROUP_WIDTH = 64  # most columns of a head group; wider groups leave fewer warps on an SM
 MOST_LANES = 16  # most lanes of a lane group, unless one head needs more; K and V of wider groups would leave L2
-WARP_COLUMNS = 64  # of a float32 head; wider heads go to teams of warps: the rings of few warps would fill an SM
-WARP_ROW_BYTES = 256  # of a row per warp, backward pass; wider heads go to teams of two or four warps
+# Most columns of a float32 head per warp; wider heads go to teams of warps: the rings of few warps would fill an SM.
+WARP_COLUMNS = 64
+WARP_ROW_BYTES = 256  # backward pass: most bytes of a row per warp; wider heads go to teams of two or four warps
 
 # The same for all GPUs, since they weigh time of the host; fitted on an H200:
 CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at once: it is planned as soon as it is queued
 SETTLED_EDGES = 1 << 22  # fewest edges of one whose plan is cut to its exact size at once
-COMPACTED_EDGES = 1 << 16  # of graphs whose plan has memory to free: copies of fewer edges cost more than they free
+COMPACTED_EDGES = 1 << 16  # fewest edges of a plan that is copied to exact sizes: a smaller copy frees too little
 
 COUNTED_EDGES = 1 << 26  # fewest edges of a CSR whose plan waits for the GPU to save 16 bytes of memory per edge
 
@@ -31,9 +32,9 @@ class EdgeLimit:
     """When calls go edge by edge.
 
     Attributes:
-        tile_edges: they do below this mean number of edges per KV tile.
-        least_row_edges: none does below this mean number of edges per row.
-        uncounted_row_edges: all others do below this mean number of edges per row, without a count of the KV tiles.
+        tile_edges: with fewer edges per KV tile on average, a call goes edge by edge.
+        least_row_edges: with fewer edges per row on average, a call always uses KV tiles.
+        uncounted_row_edges: with fewer edges per row, it goes edge by edge without a count of the KV tiles.
     """
 
     tile_edges: float

@@ -157,7 +157,7 @@ class GATConv(AttentionConv):
         return out, weights_of_edges(self._scores_of_edges(*scores, edges), edges, shape, edge_index.layout)
 
     def _projections(self) -> tuple[nn.Module, nn.Module]:
-        """Of sources and of targets."""
+        """The projections of sources and of targets."""
         return (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
 
     def _values_and_scores(self, source: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -228,7 +228,7 @@ class GATConv(AttentionConv):
         total = " + ".join(["column", *row, *edge])
         col = {"column": column_scores}
         term = ScoreTerm(f"leaky_relu({total}, slope)", row=row, col=col, edge=edge, slope=self.negative_slope)
-        nothing = values.new_zeros(self.out_channels)  # of queries and keys, which the term does not read
+        nothing = values.new_zeros(self.out_channels)  # queries and keys, which the term does not read
         query, key = (nothing.expand(length, self.heads, -1) for length in (num_targets, len(values)))
         needs_gradients = any(each.requires_grad for each in given)
         return self.attend(query, key, values, edges, EdgeData(score=term), needs_gradients)

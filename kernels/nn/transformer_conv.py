@@ -25,7 +25,7 @@ from .cached.edge_attention import attend_edges
 from .cached.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from .cached.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 from .cached.self_loops import edge_list
-from .joint.layer import LayerCall, takes_edges
+from .joint.layer import LayerCall, takes_features
 from .joint.one_node import run_as_node, takes_plan
 from .joint.parameters import JointModule, joint_parameters, plain_weight
 from .joint.projections import Projections
@@ -93,8 +93,8 @@ class TransformerConv(JointModule):
         self.lin_skip = linear(targets, out_width, bias)  # also without root_weight, as in PyG's state dict
         self.lin_beta = nn.Linear(3 * out_width, 1, bias=False) if self.beta else None
         of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
-        self._joint_parts = (RowParts(*of_root, of_head, of_head, of_head),)  # of all projections, where they share x
-        self._parts = (RowParts(*of_root, of_head), RowParts(of_head, of_head))  # of the targets', of the sources'
+        self._joint_parts = (RowParts(*of_root, of_head, of_head, of_head),)  # one GEMM, where all share x
+        self._parts = (RowParts(*of_root, of_head), RowParts(of_head, of_head))  # GEMMs of targets and of sources
         self.lay_parameters()
         self.reset_parameters()  # a second draw, as in PyG's layer: the same seed gives the same weights
 
@@ -251,7 +251,7 @@ class TransformerConv(JointModule):
         elif edge_attr is not None:
             plan.check_bound(edge_attr)
         is_one_node = takes_plan(plan, target, source, dtype, self.out_channels)
-        if not (is_one_node and takes_edges(edge_attr, dtype)):
+        if not (is_one_node and takes_features(edge_attr, dtype)):
             return self._attend(source, target, plan, edge_attr, edge_weight)
         adds_root = self.root_weight and self.concat and not self.beta
         dropout = self.dropout if self.training else 0.0

@@ -48,7 +48,8 @@ class KeptResults:
                 )
 
 
-_kept: dict[tuple[int, int], KeptResults] = {}  # of captures in progress, by GPU and stream: autograd has own threads
+# Captures in progress; then the graph owns the results. Key: GPU, stream, and not thread: autograd has own threads.
+_kept: dict[tuple[int, int], KeptResults] = {}
 
 
 def kept_results(device: torch.device) -> KeptResults | None:

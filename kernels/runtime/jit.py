@@ -29,7 +29,7 @@ from .source import read_source
 logger = logging.getLogger(__name__)
 
 OPTIONS = ("--std=c++17",)
-RESERVED_BYTES = 1024  # of an SM's shared memory per block
+RESERVED_BYTES = 1024  # shared memory that the system takes per block
 
 
 class Element(Enum):
@@ -156,10 +156,11 @@ class Kernel:
 
 
 _Key = tuple[KernelInstance, int]
-# Kernels are never unloaded: launches in flight and CUDA graphs use them. `ScoreTerm` warns before they get many.
+# Key: instance, GPU. No bound, as long as the process: kernels are never unloaded, since launches in flight and CUDA
+# graphs use them. `ScoreTerm` warns before they get many.
 _kernels: dict[_Key, Kernel] = {}
 _compilations: dict[_Key, Future[Kernel]] = {}  # running; failed ones until `get_kernel` raises the error
-_lock = threading.Lock()  # of both, not held while compiling
+_lock = threading.Lock()  # guards both; not held while compiling
 
 
 def get_kernel(instance: KernelInstance, device_index: int) -> Kernel:

@@ -159,7 +159,8 @@ def current_gpu() -> int:
     return current_device_index()
 
 
-_waiting: set[tuple[int, int]] = set()  # GPU and stream, see `next_waits`
+# Key: GPU, stream; at most one entry per stream, until its next overlapping launch (`next_waits`).
+_waiting: set[tuple[int, int]] = set()
 
 
 @cache  # lazy: a machine without a GPU has no driver
@@ -215,7 +216,7 @@ _address_of_overlap = ctypes.addressof(_overlap)
 
 
 class _Thread(threading.local):
-    """Launch buffers of a thread; the driver copies them before it returns.
+    """Launch buffers of a thread, of fixed size, as long as it lives; the driver copies them before it returns.
 
     Attributes:
         params: buffer of struct Params.

@@ -14,7 +14,7 @@ import torch
 
 from .source import read_source
 
-FORMATS = {"i64": "q", "u64": "Q", "int": "i", "u32": "I", "float": "f"}  # of struct, for types of common.cuh
+FORMATS = {"i64": "q", "u64": "Q", "int": "i", "u32": "I", "float": "f"}  # formats of `struct`; types of common.cuh
 POINTER = "Q"
 
 
@@ -37,9 +37,10 @@ class ParamsLayout:
             (self.pointers if form == POINTER else self.scalars)[member] = form
         self._pack = _with_gaps("".join(self.scalars.values()))
         self.num_bytes = 8 * len(self.pointers) + self._pack.size
-        # Cached, since a model repeats the same numbers at every call.
+        # Both caches live as long as the layout. A model repeats the same numbers at every call.
         self.pack_scalars = lru_cache(1024)(self._pack_scalars)
         self._pointers, self._known = struct.Struct(f"<{len(self.pointers)}{POINTER}"), set()
+        # Key: names in a call; one entry for each call in the sources.
         self._packers: dict[tuple[str, ...], tuple[struct.Struct, list[int] | None]] = {}
 
     def _pack_scalars(self, **scalars: float) -> bytes:

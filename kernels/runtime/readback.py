@@ -16,7 +16,8 @@ class _Slot:
         self.event = torch.cuda.Event()
 
 
-# Free slots by GPU and count; as many as there were copies at once. The operations of a deque are atomic.
+# Key: GPU, count of numbers. As many free slots as there were copies at once; they live as long as the process. The
+# operations of a deque are atomic.
 _free: dict[tuple[int, int], deque[_Slot]] = {}
 
 

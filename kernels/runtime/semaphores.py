@@ -23,13 +23,13 @@ class _Current(threading.local):
 
 _current = _Current()
 MOST_STREAMS = 128  # torch has 32 streams of each priority
-# The buffer, if there is one, by device index and stream handle. By stream and not by thread: backward passes run in
-# threads of autograd.
+# Key: GPU, stream; value: the buffer, if there is one. By stream and not by thread: backward passes run in threads of
+# autograd.
 _Buffers = dict[tuple[int, int], list[torch.Tensor]]
-# Of eager launches, for as long as the process runs. Beyond MOST_STREAMS the oldest is dropped, at any time: its memory
-# goes to later work of its own stream, and the stream's next launch gets new zeros.
+# Eager launches. Bound: MOST_STREAMS, as long as the process. The oldest may be dropped at any time: its memory goes to
+# later work of its own stream, and the stream's next launch gets new zeros.
 _eager: _Buffers = {}
-_of_graphs: _Buffers = {}  # of captures in progress
+_of_graphs: _Buffers = {}  # captures in progress; then the graph owns the buffer
 
 
 def semaphores(count: int, device: torch.device) -> torch.Tensor:

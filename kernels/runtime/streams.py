@@ -1,4 +1,4 @@
-"""Lets other streams use tensors that kernels of one stream are still writing."""
+"""Other streams use tensors that kernels of one stream are still writing: waits, and lifetime of the memory."""
 
 from collections.abc import Iterable
 

@@ -1,1 +1,1 @@
-"""What a call adds to the scores: edge data, dropout and score terms."""
+"""Terms of a call besides q, k and v: edge data, dropout and score terms."""

@@ -91,9 +91,9 @@ def bind_groups(
 
 
 def _in_rows(values: torch.Tensor, per: int) -> torch.Tensor:
-    """[N * per, ..], with the heads of [N, H, n] as `to_rows` has them, and what has one head, or none, repeated.
+    """[N * per, ..], with the heads of [N, H, n] as `to_rows` has them; values of one head, or of none, repeated.
 
-    Nothing reads an entry twice by an index, so that the gradient has the same bits on every run.
+    By repeat_interleave and not by index_select, whose backward pass would add by atomics.
     """
     return to_rows(values, per) if values.dim() == 3 and values.shape[1] > 1 else values.repeat_interleave(per, 0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from .score_expression import SCORE, names_in, parse, walk
 
-KINDS = ("row", "column", "edge", "head")  # of values, in their normalised names: row0, row1, column0, ...
+KINDS = ("row", "column", "edge", "head")  # kinds of values, in their normalised names: row0, row1, column0, ...
 NUMBER = "number"
 MOST_KEPT = 256  # expressions in each cache, the latest used
 _HEAD = """\
@@ -129,7 +129,7 @@ def _functions() -> dict[str, Any]:
         return less_equal(x, 0, 0, x)
 
     def where(condition: Any, then: Any, otherwise: Any) -> Any:
-        if condition in (sympy.true, sympy.false):  # of numbers
+        if condition in (sympy.true, sympy.false):  # a comparison of numbers
             return then if condition else otherwise
         chosen = less if isinstance(condition, (sympy.Lt, sympy.Gt)) else less_equal
         return chosen(condition.lts, condition.gts, then, otherwise)

@@ -24,7 +24,7 @@ from .score_expression import FUNCTIONS, SCORE, evaluate, names_in, parse, renam
 from .score_source import KINDS, MOST_KEPT, NUMBER, count_values, expression_source
 
 MOST_NUMBERS = 8  # as in cuda/score/score_term_params.cuh
-MOST_VALUES = 16  # of a kind
+MOST_VALUES = 16  # per kind
 MOST_LITERALS = 32  # expressions that differ in them alone, before a warning
 LENGTHS = {"row": "[num_rows]", "column": "[num_cols]", "edge": "[E]", "head": "[H]"}
 ARGUMENTS = {"row": "row", "column": "col", "edge": "edge", "head": "head"}

@@ -1,1 +1,1 @@
-"""The meeting with PyTorch: autograd, operators for torch.compile, autocast, shapes of a call."""
+"""The integration with PyTorch: autograd, operators for torch.compile, autocast, shapes of a call."""

@@ -17,7 +17,7 @@ from .once_differentiable import refuse_double_backward
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 from .torch_private import autograd_active, functorch_active
 
-OF_ROWS = frozenset(("query", "key", "value"))
+QKV = frozenset(("query", "key", "value"))
 NUM_INPUTS = 3 + len(FLOATS)  # with gradients: the fields of `Gradients`
 
 
@@ -104,7 +104,7 @@ class _Attention(torch.autograd.Function):
             grad_output = torch.zeros_like(output)
         backend, data, call = ctx.call
         call = with_tensors(call, tensors, lse)
-        is_joint = wanted >= OF_ROWS and lie_side_by_side(*call[:3])
+        is_joint = wanted >= QKV and lie_side_by_side(*call[:3])
         into = new_side_by_side(call.query) if is_joint else None
         if torch.is_grad_enabled() or functorch_active():
             found = _Gradients.apply(backend, data, call, wanted, into, output, lse, grad_output, grad_lse, *tensors)

@@ -98,7 +98,7 @@ class CallShape(NamedTuple):
         return max(self.dim, self.value_dim)
 
     def query(self, q: torch.Tensor) -> torch.Tensor:
-        """q, or a tensor of its shape but for the columns, as [N * rows, H, width]."""
+        """q, or a tensor of its shape with other columns, as [N * rows, H, width]."""
         return padded(self.rows_of(q), self.width)
 
     def key(self, k: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ class CallShape(NamedTuple):
         return padded(to_rows(self._joined(k), self.columns), self.width)
 
     def rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[N * rows, H, ..] of a tensor of q's shape but for the columns."""
+        """[N * rows, H, ..] of a tensor of q's shape with any columns."""
         return to_rows(self._joined(tensor), self.rows)
 
     def output(self, output: torch.Tensor, lse: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -4,7 +4,7 @@ A compiled function calls the operators instead of the backend, without a graph 
 they get the number of a plan, and run the plan itself, with its state: errors, exact sizes, streams. With dynamic=True,
 plans share compiled code.
 
-torch.export works; the exported program runs in this process, as long as the plan lives.
+An exported program (torch.export) holds the number of its plan: it runs in this process while the plan lives.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ LIBRARY.define(
     f"attention_backward({INPUTS}, Tensor output, Tensor lse, Tensor grad_output, Tensor? grad_lse, bool[] wanted)"
     " -> Tensor[]"
 )
-_plans: WeakValueDictionary[int, Any] = WeakValueDictionary()  # AttentionPlans by number, while they live
+# AttentionPlans by number, while they live. Numbers are never used twice.
+_plans: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = count()
 
 
@@ -165,7 +166,7 @@ def _differentiate(ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.T
     wanted = [*ctx.needs_input_grad[:3], *of_edges]
     inputs = query, key, value, *plan, edge_tensors, is_given, edge_numbers, dropout, score
     found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, grad_lse, wanted)
-    found = [*_places(found, wanted), None, None]  # of types and the seed
+    found = [*_places(found, wanted), None, None]  # types and seed have no gradient
     of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
     return *found[:3], None, None, None, of_edges, *(None,) * 6
 

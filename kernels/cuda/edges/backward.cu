@@ -71,7 +71,8 @@ struct Params {
   void* value_feature_sums;     // [H][num_rows][16]  s
   float* score_weights;  // [nnz][H]  scale * ds
   float* value_weights;  // [nnz][H]  D p
-  // Gradients of the values of a score term; those of heads of each row. Pass over rows, but for those of columns.
+  // Gradients of the values of a score term; those of heads for each row. The pass over columns writes those of
+  // columns, the pass over rows all others.
   float* row_value_gradients;     // [num_rows][H][n]
   float* head_value_gradients;    // [num_rows][H][n]
   float* edge_value_gradients;    // [nnz][H][n]
@@ -86,7 +87,7 @@ struct Params {
   int own_second_row_bytes;
   int gathered_first_row_bytes;
   int gathered_second_row_bytes;
-  int num_rows;  // of A
+  int num_rows;  // rows of A
   int num_items;
   int num_heads;         // H
   int gradient_heads;    // H, or more if the rows of a gradient also hold other columns
@@ -215,7 +216,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   const LaneItem<Group> item(p.items, p.num_items);
   const int lane = item.lane, lane_of_head = item.lane_of_head, first_dim = item.first_dim;
   const int head = item.head, row = item.row, count = item.count;
-  const int* indices = opaque_pointer(p.indices + item.first_edge);  // of this round
+  const int* indices = opaque_pointer(p.indices + item.first_edge);  // columns of this round
   const int* const edges = p.edges + item.first_edge;
   const int rounds = most_of_warp<Group::kLanes>(count);
   int next_index[kUnroll], next_edge[kUnroll];

@@ -109,7 +109,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kV
   __device__ static __forceinline__ int first_lane(int group) {
     return kHasPairs ? Pairs::first_lane(group) : Base::first_lane(group);
   }
-  static constexpr int kCountStep = kHasPairs ? 2 : kLanes;  // of most_of_warp
+  static constexpr int kCountStep = kHasPairs ? 2 : kLanes;  // step of most_of_warp
 };
 
 // Online softmax of a lane's head: O of the lane's dimensions and s of its features, before division by the sum.
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
   const LaneItem<Group> item(p.items, p.num_items);
   const int lane = item.lane, lane_of_head = item.lane_of_head, first_dim = item.first_dim;
   const int head = item.head, row = item.row, count = item.count;
-  const int* indices = opaque_pointer(p.indices + item.first_edge);  // of this round
+  const int* indices = opaque_pointer(p.indices + item.first_edge);  // columns of this round
   const int rounds = most_of_warp<Group::kCountStep>(count);
   int next_key[kUnroll];
 #pragma unroll
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
 
   PairFeatures<Group::kHasPairs, kIn, kHeads> pairs(p.features, lane, item.first_edge, count);
   constexpr i64 kHeadWeights = Group::kPackedSides * kWarpSize;
-  const uint4* pair_weights = nullptr;  // of the group's first head
+  const uint4* pair_weights = nullptr;  // weights of the group's first head
   if constexpr (Group::kHasPairs) {
     pair_weights = p.feature_weights + blockIdx.y * kHeads * kHeadWeights + lane;
     if constexpr (kTerms & kKeyFeatures) {

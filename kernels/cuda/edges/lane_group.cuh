@@ -5,9 +5,10 @@
 //                             head                0     0     1     1     2     2     3     3
 //                             dimensions          0-7   8-15  0-7   8-15  0-7   8-15  0-7   8-15
 //
-// Packed: 16-bit heads of up to 14 dimensions that 16-byte loads would not fill have one lane each, unless features
-// take the registers. Heads lie side by side, so a head may start inside of an aligned block of kLoad_bytes: its lane
-// loads all blocks that it touches, zeroes the dimensions of its neighbours, and stores the blocks that end in it.
+// Packed: a 16-bit head of at most 14 dimensions whose size is no multiple of 16 bytes gets one lane; not with edge
+// features, for lack of registers. Heads lie side by side, so a head may start inside of an aligned block of
+// kLoad_bytes: its lane loads all blocks that it touches, zeroes the dimensions of its neighbours, and stores the blocks
+// that end in it.
 //
 //   kDim = 13, kHeads = 4     lane = head         0     1      2      3
 //                             elements of a row   0-15  12-27  24-39  36-51
@@ -25,13 +26,13 @@
 #include "ptx/opaque_pointer.cuh"
 
 constexpr int kWarps = 4;
-constexpr int kFeatures = 16;  // of an edge, zero past the last
+constexpr int kFeatures = 16;  // features of an edge, zero past the last
 
 struct __align__(16) Item {
   int row;    // -1: none
   int first;  // edge
   int count;  // edges
-  int part;   // of a split row; -1: a whole row
+  int part;   // part of a split row; -1: a whole row
 };
 
 __device__ constexpr int next_power_of_two(int x) { return x <= 1 ? 1 : 2 * next_power_of_two((x + 1) / 2); }
@@ -57,7 +58,7 @@ struct LaneGroup {
   static constexpr bool kIsPacked = kMayPack && !kIsWide<kIn> && kDim < 15 && (kDim % 2 || (kDim > 8 && kDim % 8));
   static_assert(kDim <= 256 && (kIsPacked ? kDim > 1 && kHeads * kDim % 2 == 0 : kDim % 2 == 0),
                 "pairs of elements; other head dimensions are padded by the caller");
-  // Of a lane. In a packed group up to kMostBefore elements of the first block belong to the head before.
+  // Loads of a lane. In a packed group up to kMostBefore elements of the first block belong to the head before.
   static constexpr int kLoad_bytes = kIsPacked ? kBytes * power_of_two_in(kHeads * kDim, 4)
                                                : power_of_two_in(kDim * kBytes, 16);
   static constexpr int kLoadDims = kLoad_bytes / kBytes;
@@ -66,7 +67,7 @@ struct LaneGroup {
   static constexpr int kLoads = kLaneDims / kLoadDims;
   static constexpr int kHeadLanes = kIsPacked ? 1 : next_power_of_two(divide_up(kDim, kLaneDims));
   static constexpr int kLanes = kHeads * kHeadLanes;
-  static constexpr int kGroups = kWarpSize / kLanes;  // of a warp
+  static constexpr int kGroups = kWarpSize / kLanes;  // lane groups per warp
   static_assert(kWarpSize % kLanes == 0, "lane groups of a warp");
   __device__ static __forceinline__ int group(int lane) { return lane / kLanes; }
   __device__ static __forceinline__ int in_group(int lane) { return lane % kLanes; }
@@ -220,14 +221,14 @@ struct LaneGroup {
 // A lane and the item of its lane group.
 template <typename Group>
 struct LaneItem {
-  const int lane;                         // of the warp
+  const int lane;                         // lane of the warp
   const int lane_of_group, lane_of_head;  // number in the group, and in the head
-  const int first_lane;                   // of the group
+  const int first_lane;                   // first lane of the group
   const int first_dim;                    // LaneGroup::first_dim
-  const int head;                         // of the tensors; the last group may have heads past the last one
+  const int head;                         // first head in the tensors; the last group may have heads past the last
   int row;                                // -1: no item
   int first_edge, count;
-  int part;  // of a split row; -1: a whole row
+  int part;  // part of a split row; -1: a whole row
 
   __device__ __forceinline__ LaneItem(const Item* items, int num_items)
       : lane(threadIdx.x % kWarpSize),

@@ -38,7 +38,7 @@ struct PairFeatures {
   static_assert(kHeads == 8 || kHeads == 4, "two or four rows of a warp");
   using Lanes = PairLanes<kHeads>;
   static constexpr int kTiles = 8 / kHeads;  // n-tiles of edges: two rows each
-  static constexpr int kRoundEdges = 4;      // of a row
+  static constexpr int kRoundEdges = 4;      // edges of a row per round
   static constexpr int kRow_bytes = 16 * kElement_bytes<kIn>;
   struct Words {
     u32 word[kTiles][2];  // features 4t to 4t + 3 of edge g % 4 of row 2 tile + g / 4

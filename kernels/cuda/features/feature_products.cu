@@ -140,7 +140,7 @@ template <Element kIn, Element kOut, int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __grid_constant__ AddParams p) {
   using Row = HeadRow<kDim, kElement_bytes<kOut>>;
   constexpr int kChunkDims = kChunkWords * 4 / kElement_bytes<kOut>;
-  constexpr int kTiles = kChunkDims / 2;                              // of C for a quad
+  constexpr int kTiles = kChunkDims / 2;                              // n-tiles of C per quad
   __shared__ uint4 smem_weight[Row::kQuads * kTiles / 2 * kWarpSize];  // B0, B1 of two tiles
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __gri
       }
 #pragma unroll
       for (int i = 0; i < Row::kBatch; ++i) {
-        float product[kTiles][4];  // of the lane's head
+        float product[kTiles][4];  // products of the lane's head
 #pragma unroll
         for (int n = 0; n < kTiles; n += 2) {
           const u32 offset = sizeof(uint4) * kWarpSize * (((first_quad + i) * kTiles + n) / 2);

@@ -14,7 +14,7 @@
 #include "features/weight_gradient.cuh"
 
 constexpr int kMinBlocks = 2;  // per SM, in the grid too, without spills
-constexpr int kDims = kChunkWords;  // of a chunk
+constexpr int kDims = kChunkWords;  // dimensions of a chunk
 constexpr int kQuarters = kFeatures / 4;
 
 template <int kDim>
@@ -63,7 +63,7 @@ __device__ KernelSizes project_query_float_sizes = {0, 0, kMinBlocks, FloatRow<k
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query_float(const __grid_constant__ ProjectParams p) {
   using Row = FloatRow<kDim>;
-  constexpr int kLaneFeatures = kFeatures / Row::kHeadLanes;  // whose sums a lane stores
+  constexpr int kLaneFeatures = kFeatures / Row::kHeadLanes;  // features whose sums a lane stores
   __shared__ float4 smem_weight[Row::kWeights];
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();

@@ -15,7 +15,7 @@
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kFeatures = 16;  // of u and s, zero past the last; one k-step
+constexpr int kFeatures = 16;  // features of u and s, zero past the last; one k-step
 constexpr int kQuadLanes = 4;
 constexpr int kChunkWords = 4;
 constexpr int kMostBatch = 2;  // quads whose loads are in flight together
@@ -47,7 +47,7 @@ struct HeadRow {
   static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
   static constexpr int kWords = kDim * kElement_bytes / 4;
   static constexpr int kChunks = divide_up(kWords, kChunkWords);
-  static constexpr int kHeads = kChunks == 1 ? 4 : kChunks == 2 ? 2 : 1;  // of a quad
+  static constexpr int kHeads = kChunks == 1 ? 4 : kChunks == 2 ? 2 : 1;  // heads per quad
   static constexpr int kHeadLanes = kQuadLanes / kHeads;
   static constexpr int kBatches = divide_up(divide_up(kChunks, kQuadLanes), kMostBatch);
   static constexpr int kBatch = divide_up(divide_up(kChunks, kQuadLanes), kBatches);

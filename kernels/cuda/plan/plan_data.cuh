@@ -24,7 +24,7 @@ struct IndexOf<true> {
 enum PlanNumber {
   kBadOffset,  // num_rows + 1 minus the first wrong offset of a CSR; 0: none
   kBadEdge,    // num_edges minus the first edge with an id out of range; 0: none
-  kKeysTaken,  // of the sort keys in global memory, by windows of a CSR
+  kKeysTaken,  // bump pointer into the sort keys in global memory, for the windows of a CSR
   kSchedules = 8,
   kRowItems = kSchedules + 3 * 16,
   kCounts = kRowItems + 8,  // index of the int counts after the numbers
@@ -33,8 +33,8 @@ enum PlanNumber {
 // Numbers of a schedule.
 enum ScheduleNumber {
   kNumTiles,       // KV tiles
-  kNumBlocks,      // of the grid
-  kNumSplits,      // of all split windows
+  kNumBlocks,      // blocks of the grid
+  kNumSplits,      // splits of all split windows
   kWarpWindows,    // windows processed by one warp
   kSplitWindows,   // windows processed by several blocks
   kWarpTiles,      // most KV tiles of a window that one warp processes alone

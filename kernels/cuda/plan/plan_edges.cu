@@ -8,7 +8,7 @@
 #include "plan/thread_group.cuh"
 
 constexpr int kWarps = 8;
-constexpr int kWords = kTileM / 2;  // of a bitmap
+constexpr int kWords = kTileM / 2;  // words of a bitmap
 constexpr int kTiles = kWarpSize / kWords;
 
 struct Params {

@@ -24,7 +24,7 @@ struct ScheduleInputs {
   int is_first;        // 1: the first schedule of its pattern, which writes the offsets
   int num_groups;      // head groups
   int warps;           // per block
-  int resident_warps;  // of the whole GPU
+  int resident_warps;  // on the whole GPU
   int most_items;      // capacity of work_items
 };
 
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kItemWarps* kWarpSize) plan_items(const __grid
     }
   }
 
-  // As in the oracle: an item without KV tiles gets the number of keys of KV tile begin - 1; without one, 0.
+  // num_keys of an item without KV tiles is never read; it has the value of the oracle in the tests.
   const int last = begin + count - 1;
   const bool has_key = lane < kTileK && last >= 0 && kv_tiles[static_cast<i64>(last) * kTileWords + lane] >= 0;
   const int num_keys = popc(vote_ballot(has_key));

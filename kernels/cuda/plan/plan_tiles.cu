@@ -31,7 +31,7 @@ constexpr int kGroupWords = 4;          // words of the bitmap that share a rank
 constexpr int kGroupColumns = 32 * kGroupWords;
 constexpr int kRangeGroups = kRangeColumns / kGroupColumns;
 constexpr int kBatch = 4;               // loads in flight
-constexpr int kRowBits = 4;             // of a sort key: column << kRowBits | row of the window
+constexpr int kRowBits = 4;             // sort key: column << kRowBits | row of the window
 constexpr u32 kNoKey = 0xffffffffu;     // greater than all keys, because num_cols <= 2^28
 static_assert(kBlockKeys * 32 == kRangeColumns && kWarps * kWarpKeys <= kBlockKeys, "keys and bitmap share memory");
 
@@ -47,7 +47,7 @@ struct Params {
 
 // Edges of one window.
 struct WindowEdges {
-  const int* indices;         // of the whole matrix
+  const int* indices;         // columns of the whole matrix
   const i64* smem_row_begin;  // [17], in `indices`
   i64 begin;
   int count;

@@ -10,7 +10,7 @@ struct RowStats {
 };
 
 struct BackwardParams {
-  const KVTile* kv_tiles;      // of A, or of A^T  [num_tiles + 2]
+  const KVTile* kv_tiles;      // KV tiles of A, or of A^T  [num_tiles + 2]
   const WorkItem* work_items;  // [num_blocks][kTeams]
   const void* query;           // [num_rows][H][kDim]  kIn, any row and head stride, rows aligned to kCopy_bytes
   const void* key;             // [num_cols][H][kDim]  as query

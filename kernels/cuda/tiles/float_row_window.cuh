@@ -43,7 +43,7 @@ struct FloatRowWindow {
   static constexpr int kBatch = 1, kBatches = kHeads;         // heads are computed one after the other
   static constexpr int kHeadTiles = Group::kHeadDim / kTileN;  // k-steps of SDDMM and n-tiles of SpMM of a head
   static constexpr bool kKeepsLow = kThreeTerms && kWidth <= 64 && !kFolded;  // low terms of Q; else recomputed
-  static constexpr int kTilesAtOnce = kHeadTiles > 1 ? 2 : 1;  // of SpMM
+  static constexpr int kTilesAtOnce = kHeadTiles > 1 ? 2 : 1;  // n-tiles of SpMM
   static constexpr u32 kTile_bytes = kTileN * sizeof(float);
   static constexpr int kChains = kFolded ? 1 : 2;  // accumulators of the large products: hide the latency of mma
 
@@ -52,8 +52,8 @@ struct FloatRowWindow {
   u32 query[2 * S::kSlices][4];  // A fragments; kKeepsLow: the high terms
   u32 query_low[kKeepsLow ? 2 * S::kSlices : 1][4];
   float out[2 * S::kSlices][4] = {};
-  float max[kHeads][2];       // of the scores, not scaled
-  float sum[kHeads][2] = {};  // of the lane's keys
+  float max[kHeads][2];       // maxima of the scores, not scaled
+  float sum[kHeads][2] = {};  // sums over the lane's keys
 
   __device__ __forceinline__ FloatRowWindow(int lane, float scale_log2e)
       : lane(lane), g(lane / 4), t(lane % 4), dim_warp(threadIdx.x / kWarpSize % kDimWarps), scale_log2e(scale_log2e) {
@@ -215,7 +215,7 @@ struct FloatRowWindow {
       const float shift = new_max == negative_infinity() ? 0.0f : __fmul_rn(new_max, scale_log2e);
       rescale[half] = ex2_approx_ftz(__fmul_rn(max[head][half], scale_log2e) - shift);
       max[head][half] = new_max;
-      const float log2_nearest = kThreeTerms ? 0.0f : 4.98033e-4f;  // of kToNearestTF32
+      const float log2_nearest = kThreeTerms ? 0.0f : 4.98033e-4f;  // log2 of kToNearestTF32
       float total = 0.0f;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {

@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
 
   ring.wait_for_item();
   const uint4 range = ring.range();
-  int row[2];  // of Q and O, for rows g and g + 8 of the window; num_rows or more: no row
+  int row[2];  // rows of Q and O, for rows g and g + 8 of the window; num_rows or more: no row
   const auto load_rows = [&](int window) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

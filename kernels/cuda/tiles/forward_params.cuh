@@ -20,10 +20,10 @@ struct __align__(16) WorkItem {
   int begin;        // first KV tile
   int count;        // KV tiles; 0 in an empty window, and if a block has more warps than the window has KV tiles
   int window;       // -1: no work
-  int num_keys;     // of the last KV tile
+  int num_keys;     // keys of the last KV tile
   int split;        // kWarp, kBlock, or the split
-  int first_split;  // of the window
-  int num_splits;   // of the window
+  int first_split;  // first split of the window
+  int num_splits;   // splits of the window
   int unused;
   KVTile second;
 };

@@ -72,7 +72,7 @@ template <int kDim, int kHeads, int kBytes>
 __device__ __forceinline__ void zero_padding(Stage<kDim, kHeads, kBytes>& stage, int heads, int dims, int lane) {
   using S = Stage<kDim, kHeads, kBytes>;
   using Group = typename S::Group;
-  constexpr int kElements = kChunk_bytes / kBytes;  // of a chunk
+  constexpr int kElements = kChunk_bytes / kBytes;  // elements per chunk
   constexpr int kHeadChunks = Group::kFolded ? Group::kHeadDim / kElements : S::kKeyRow_bytes / kChunk_bytes;
   constexpr bool kPadded = kDim < kElements * kHeadChunks || kHeads * kHeadChunks * kChunk_bytes < S::kKeyRow_bytes;
   if (!kPadded && (!Group::kFolded || heads == kHeads) && dims == kDim) return;

@@ -28,8 +28,8 @@ struct LaneValues {
   }
 };
 
-// Of gathered rows. A single value is loaded one KV tile ahead, so that no score waits for it; more of them would take
-// too many registers.
+// Values of gathered rows. A single value is loaded one KV tile ahead, so that no score waits for it; several would
+// take too many registers.
 template <int kCount>
 struct GatheredValues : LaneValues<kCount> {
   static constexpr bool kAhead = kCount == 1;

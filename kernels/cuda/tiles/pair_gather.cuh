@@ -40,12 +40,12 @@ struct RowLayout<4, kSlices> {
 // Sixteen rows of two matrices; in the column pass also their softmax statistics. Padding columns are zero.
 template <int kBytes, int kDim, int kDimWarps>
 struct RowPair {
-  static constexpr int kSlices = divide_up(kDim, 2 * kTileN * kDimWarps);  // of 16 columns, of one warp
+  static constexpr int kSlices = divide_up(kDim, 2 * kTileN * kDimWarps);  // slices of one warp, 16 columns each
   static constexpr int kWidth = 2 * kTileN * kSlices;
   using Layout = RowLayout<kBytes, kSlices>;
   static constexpr u32 kMatrix_bytes = kTileKeys * Layout::kRow_bytes;
   static constexpr u32 kStats = 2 * kMatrix_bytes;
-  static constexpr int kCopied_bytes = (kDimWarps > 1 ? kWidth : kDim) * kBytes;  // of a row, at most
+  static constexpr int kCopied_bytes = (kDimWarps > 1 ? kWidth : kDim) * kBytes;  // most bytes of a row
 
   unsigned char matrix[2][kMatrix_bytes];
   RowStats stats[kTileKeys];

@@ -27,7 +27,7 @@ struct Ring {
   static_assert(kStages == 2, "the other stage and the other record are found by - and ^");
 
   const u32 stages, records;  // the first ones
-  u32 stage, record;          // of the KV tile of this iteration
+  u32 stage, record;          // buffers of the KV tile of this iteration
 
   // `records` is aligned to kRecords * kRecord_bytes.
   __device__ __forceinline__ Ring(const void* stages, const void* records)

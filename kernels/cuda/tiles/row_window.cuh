@@ -23,7 +23,7 @@ struct RowWindow {
   static constexpr int kBatch = Group::kSliceHeads > 1 || (kFolded && kHeads % 2 == 0 && kDim <= 32) ? 2 : 1;
   static constexpr int kBatches = divide_up(kHeads, kBatch);
   static constexpr int kHeadTiles = Group::kHeadDim / kTileN;                   // n-tiles of O of a head
-  static constexpr int kBatchSlices = kBatch * Group::kHeadDim / (2 * kTileN);  // of O; also k-steps, if folded
+  static constexpr int kBatchSlices = kBatch * Group::kHeadDim / (2 * kTileN);  // slices of O; also k-steps, if folded
   static constexpr bool kShortSteps = Group::kSliceHeads > 1;                   // m16n8k8
   static constexpr int kSteps = kShortSteps ? kBatch * kBatches : kFolded ? S::kSlices : 2 * S::kPairs;
   static constexpr int kSumHeads = kFolded ? kTileN : 1;  // heads whose sums share a C fragment, one column each
@@ -32,7 +32,7 @@ struct RowWindow {
   const float scale_log2e;
   u32 frag_query[kSteps][kShortSteps ? 2 : 4];  // A fragments
   float out[2 * kBatches * kBatchSlices + kMoreTiles][4] = {};
-  float max[kBatch * kBatches][2];  // of the scores, not scaled
+  float max[kBatch * kBatches][2];  // maxima of the scores, not scaled
   float sum[divide_up(kHeads, kSumHeads)][4] = {};
 
   __device__ __forceinline__ RowWindow(int lane, float scale_log2e)

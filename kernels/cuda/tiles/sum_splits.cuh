@@ -11,7 +11,7 @@ struct FragmentPair {
   float4 c[2][kWarpSize];  // [n-tile][lane]
 };
 
-constexpr int kMostValueSums = 4;  // of a row or column: one FragmentPair holds them for rows g and g + 8 of a lane
+constexpr int kMostValueSums = 4;  // sums per row or column: one FragmentPair holds them for rows g and g + 8 of a lane
 
 // The partial of a split: dQ, or dK and then dV, of all warps of a team; with kValueSums the sums of the gradients of a
 // score term's values, each over the lane's gathered rows.
@@ -19,7 +19,7 @@ template <int kDim, bool kColumns, int kDimWarps, int kValueSums>
 struct GradientPartial {
   static_assert(kValueSums <= kMostValueSums, "one FragmentPair");
   static constexpr int kSlices = divide_up(kDim, 2 * kTileN * kDimWarps);  // as RowPair
-  static constexpr int kWarpPairs = (kColumns ? 2 : 1) * kSlices;          // of one warp
+  static constexpr int kWarpPairs = (kColumns ? 2 : 1) * kSlices;          // pairs of one warp
   static constexpr int kGradientPairs = kDimWarps * kWarpPairs;
   static constexpr int kPairs = kGradientPairs + (kValueSums > 0);
   FragmentPair pairs[kPairs];

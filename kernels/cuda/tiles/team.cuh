@@ -60,7 +60,7 @@ template <>
 struct Team<2> {
   static constexpr u32 kNextBuffer = 2 * sizeof(Exchange);
 
-  const u32 own_sums, other_sums;  // of this warp and of the other one, in the first buffer
+  const u32 own_sums, other_sums;  // addresses of the sums of this warp and the other one, in the first buffer
   const int lane, barrier;
 
   __device__ __forceinline__ Team(const TeamMemory<2>* memory, int warp, int lane, int barrier)

@@ -34,7 +34,7 @@
 template <int kTerms>
 constexpr bool kHasFeatures = (kTerms & (kKeyFeatures | kValueFeatures)) != 0;
 
-constexpr int kFeatures = 16;                                  // of an edge, zero past the last
+constexpr int kFeatures = 16;                                  // features of an edge, zero past the last
 constexpr int kStepSlots = 16;                                 // a k-step of P a, two n-tiles of U a^T
 constexpr int kBufferSlots = 2 * kStepSlots;                   // one slot per lane
 constexpr u32 kFeatureRow_bytes = kFeatures * sizeof(u16);
@@ -86,7 +86,7 @@ struct TileFeatures {
   Memory& memory;
   u32 record;                    // record 0
   int first, next, after, last;  // first slot of this KV tile and of the next three; past the last one its end
-  u32 place;                     // of slot first + lane, as index in a matrix by key
+  u32 place;                     // place of slot first + lane, as index in a matrix by key
   u32 projected[2][4];           // U, high and low terms; fp16: divided by memory.projected_inverse
 
   __device__ __forceinline__ TileFeatures(const Params& p, int lane, Memory& memory)
@@ -303,7 +303,7 @@ struct TileFeatures {
     ldmatrix_x4(a, shared_address(row));
     ldmatrix_x4_trans(b, buffer_row(i, start));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // of the slots
+    for (int half = 0; half < 2; ++half) {  // halves of the slots
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
         mma_m16n8k8<kIn>(out[kTiles - 2 + tile], a[2 * half], a[2 * half + 1], b[2 * half + tile]);

@@ -16,7 +16,7 @@
 #include "ptx/ld_shared.cuh"
 #include "score/score_terms.cuh"
 
-constexpr int kTileValues = kTileM * kTileKeys;  // of a matrix
+constexpr int kTileValues = kTileM * kTileKeys;  // values of a matrix
 
 // Four floats in place of a matrix for an instance without values of edges.
 template <int kTerms>
@@ -110,7 +110,7 @@ struct TileTerms {
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
         const int at = (8 * half + g) * kTileKeys + ((kTileN * tile) ^ (g & 2) << 2) + 2 * t;
-        float2 of_edges[at_least_one(Term::kEdgeValues)];  // of two neighbouring scores
+        float2 of_edges[at_least_one(Term::kEdgeValues)];  // edge values of two neighbouring scores
 #pragma unroll
         for (int i = 0; i < Term::kEdgeValues; ++i) {
           of_edges[i] = *reinterpret_cast<const float2*>(memory.values + at + kTileValues * i);

@@ -25,7 +25,7 @@ ROWS_PER_TILE = 16
 FEATURES = 16
 PACK_THREADS = 256  # as in cuda/features/pack_features.cu
 PACK_PAIR_FEATURES = KernelInstance("features/pack_features.cu", "pack_pair_features")
-PAIR_WORDS = 128  # of a weight of a head
+PAIR_WORDS = 128  # int32 words of a packed weight, per head
 
 
 def pack_features(

@@ -8,15 +8,17 @@ import torch
 from ...runtime.launch import stream_handle
 from ...runtime.semaphores import is_capturing
 
-KEPT = "_in_slot_order"  # attribute of a tensor: (slot_edges, stream, result, version of the tensor)
+# Attribute of a tensor, one result as long as it lives: (slot_edges, stream, result, version of the tensor).
+KEPT = "_in_slot_order"
 
 
 def in_slot_order(values: torch.Tensor, slot_edges: torch.Tensor) -> torch.Tensor:
     """Rows of `values` [nnz, ..], which is in CSR order, by slot.
 
-    The result of the first call is kept as long as the tensor, since a captured graph may read it; a later change of
-    the tensor updates it in place. Other streams get results of their own, but for captures, which begin when the GPU
-    is idle. Nothing is kept of a capture: its result has no contents before a replay.
+    The first result is cached as long as the tensor lives, since a captured graph may read it. A change of the tensor
+    updates it in place. Eager calls on another stream compute the result anew; a capture may use the cached one, since
+    captures begin when the GPU is idle. Results computed inside a capture are not cached: they have no contents before
+    a replay.
     """
     stream = stream_handle(values.device.index) if values.is_cuda else 0
     captures = is_capturing(values.device)

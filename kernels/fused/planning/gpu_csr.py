@@ -212,7 +212,8 @@ def num_keys(source: EdgeSource, most_edges: int, transposes: bool) -> int:
     if is_capturing(offsets.device):
         return most_edges
     counts = torch.diff(offsets[::WINDOW_ROWS], append=offsets[-1:])
-    return min(max(0, int(counts[counts > BLOCK_KEYS].sum())), most_edges)  # anything for wrong offsets
+    found = int(counts[counts > BLOCK_KEYS].sum())  # offsets are unchecked here; any value in range is safe
+    return min(max(0, found), most_edges)
 
 
 def allocate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, list[int]]:

@@ -1,4 +1,4 @@
-"""Slots of the edges in the KV tiles, by cuda/plan/plan_edges.cu."""
+"""Slots of the edges in the KV tiles, computed by cuda/plan/plan_edges.cu."""
 
 from ...runtime.device import WARP_SIZE
 from ...runtime.jit import KernelInstance, get_kernel

@@ -57,7 +57,7 @@ from .schedule import (
 MOST_SCHEDULES = 3
 SCHEDULE_THREADS = 1024
 ITEM_WARPS = 8
-BLOCK_WORDS = 5  # of struct ScheduleScratch per shared block
+BLOCK_WORDS = 5  # int32 words of struct ScheduleScratch per shared block
 WINDOW_WORDS = 3  # and per window
 SCHEDULE_INPUTS = ("side", "is_first", "num_groups", "warps", "resident_warps", "most_items")
 
@@ -116,7 +116,8 @@ class PlanKernels(NamedTuple):
         return [*found, PLAN_EDGES] if self.slots else found
 
 
-_begun: set[tuple[PlanKernels, int]] = set()  # kernels of plans, and GPUs
+# Key: kernels of a plan, GPU; at most one entry for each combination of switches. Lives as long as the process.
+_begun: set[tuple[PlanKernels, int]] = set()
 # Fields of `Fused3SData` by schedule (KV tiles, work items, number of splits), and by pattern with row items.
 _SCHEDULE_FIELDS = (
     ("kv_tiles", "work_items", "num_splits"),

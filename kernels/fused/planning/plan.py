@@ -1,10 +1,9 @@
 """Plans of `fused3s`: which arrays a plan needs for given inputs, and how they are built from a graph.
 
-Kernels build plans from an edge list or a CSR (gpu_plan.py) without synchronisation: arrays have room for the upper
-bound of each size. Once the GPU has finished, calls raise errors in the ids, and from the second forward pass on
-they use the arrays cut to their exact sizes. The host waits for the GPU in three cases: the graph is on the CPU, or,
-outside of captures, the choice of the kernel depends on the number of KV tiles (`choice`), or a CSR has at least
-COUNTED_EDGES edges (`gpu_csr.num_keys`).
+Kernels build plans from an edge list or a CSR (gpu_plan.py) without synchronisation, in arrays of upper-bound sizes.
+`plan_state.Fused3SPlan` owns the result, its errors and its exact sizes. The host waits for the GPU in three cases: the
+graph is on the CPU, or, outside of captures, the choice of the kernel depends on the number of KV tiles (`choice`), or
+a CSR has at least COUNTED_EDGES edges (`gpu_csr.num_keys`).
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from ...graph.grouped import check_graph
 from ...runtime.device import gpu_limits
 from ...runtime.jit import KernelInstance
 from ...runtime.semaphores import is_capturing
-from ..choice import GraphSize, takes_edges
+from ..choice import GraphSize, goes_edge_by_edge
 from ..data import Fused3SData
 from ..edges.forward import part_edges_for_heads
 from ..plan_state import Fused3SPlan, check_numbers, compacted
@@ -114,9 +113,9 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
     """
     heads, dim = inputs.num_heads, inputs.head_dim
     given = tuning_for(gpu_limits(device)), size, heads, dim
-    calls = [takes_edges(*given), takes_edges(*given, backward=True) if inputs.backward else False]
+    calls = [goes_edge_by_edge(*given), goes_edge_by_edge(*given, backward=True) if inputs.backward else False]
     if inputs.edge_data:
-        calls += [takes_edges(*given, terms) for terms in (EXPRESSION, VALUE_FEATURES)]
+        calls += [goes_edge_by_edge(*given, terms) for terms in (EXPRESSION, VALUE_FEATURES)]
     if None in calls:
         return None
     by_edge, backward_by_edge, *with_terms = calls

@@ -43,9 +43,9 @@ from .gpu_csr import WINDOW_ROWS
 
 TILE_KEYS = 16
 TILE_WORDS = 24  # int32 words of struct KVTile: 16 keys, -1 past the last, and the bitmap of the 16 x 16 block
-ITEM_WORDS = 56  # of struct WorkItem
-# Of the rule in cuda/plan/plan_schedule.cu:
-LEAST_SHARED_EDGES = 2 * TILE_KEYS + 1  # of a window shared by blocks: it has more than 2 KV tiles
+ITEM_WORDS = 56  # int32 words of struct WorkItem
+# Constants of the rule in cuda/plan/plan_schedule.cu:
+LEAST_SHARED_EDGES = 2 * TILE_KEYS + 1  # edges of a window shared by blocks: it has more than 2 KV tiles
 LEAST_SPLIT_TILES, MOST_SPLIT_TILES = 32, 256
 
 

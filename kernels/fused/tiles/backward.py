@@ -88,9 +88,9 @@ def _pass_schedules(
     tuning = tuning_for(gpu)
     element = ELEMENTS[dtype or torch.float16]  # float32: three TF32 terms, whatever the current precision
     dim = head_dim or COMMON_DIM
-    # The plan must run with any inputs that it leaves open, and in 16 bits with heads of any width.
+    # A plan made without dtype or head_dim must fit every later call; one of 16 bits also heads of MAX_DIM columns.
     widest = element if dtype else Element.FLOAT, head_dim or MAX_DIM
-    others = [] if dtype == torch.float32 else [(element, MAX_DIM)]
+    padded = [] if dtype == torch.float32 else [(element, MAX_DIM)]
 
     def form_of(teams: int, columns: bool) -> ScheduleForm:
         """Teams per block, and teams that the GPU runs at once."""
@@ -100,7 +100,7 @@ def _pass_schedules(
             return instance_sizes(tuple(instances), device_index) if instances else ()
 
         sizes = sizes_of([(element, dim), widest])
-        if teams > 1 and any(each.shared_bytes > gpu.block_shared_bytes for each in (*sizes, *sizes_of(others))):
+        if teams > 1 and any(each.shared_bytes > gpu.block_shared_bytes for each in (*sizes, *sizes_of(padded))):
             return form_of(teams // 2, columns)
         resident_teams = gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * teams
         return ScheduleForm(num_heads, teams, resident_teams, columns)

@@ -29,7 +29,7 @@ from ..shapes import COMMON_DIM, EXPRESSION, KEY_FEATURES, SLICE, TILE, VALUE_FE
 from ..tuning import GROUP_WIDTH, WARP_COLUMNS, tuning_for
 
 LEAST_SCALE = 2.0**-120  # replaces a scale of 0: 0 * -infinity is NaN; exp(score * LEAST_SCALE) is 1
-VALUE_BYTES = 4 * TILE[0] * TILE[1]  # of a value of edges in the shared memory of a warp; cuda/tiles/tile_terms.cuh
+VALUE_BYTES = 4 * TILE[0] * TILE[1]  # shared memory per warp and edge value; cuda/tiles/tile_terms.cuh
 PACK_FEATURES = KernelInstance("features/pack_features.cu", "pack_features")
 
 
@@ -135,9 +135,9 @@ def _forward_schedules(
             float_dim = dim if inputs.head_dim else MAX_DIM
             instances.append(choose_instance(Element.FLOAT, torch.float32, float_dim, items, num_heads))
         sizes = instance_sizes(tuple(instances), device_index)
-        others = () if dtype == torch.float32 else instance_sizes(tuple(widest), device_index)
+        padded = () if dtype == torch.float32 else instance_sizes(tuple(widest), device_index)
         of_values = MOST_TILE_VALUES * VALUE_BYTES * items if inputs.edge_data else 0
-        if items > 1 and any(each.shared_bytes + of_values > gpu.block_shared_bytes for each in (*sizes, *others)):
+        if items > 1 and any(each.shared_bytes + of_values > gpu.block_shared_bytes for each in (*sizes, *padded)):
             return form_of(items // 2)
         return ScheduleForm(num_groups, items, gpu.num_sms * sizes[0].resident_blocks(gpu.sm_shared_bytes) * items)
 

@@ -1,1 +1,1 @@
-"""What layers keep for each tensor of a caller: plans, self-loops, bound edge data."""
+"""Caches of the layers, by the caller's tensors: plans, self-loops, bound edge data."""

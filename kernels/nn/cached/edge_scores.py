@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from ... import AttentionPlan
 from .self_loops import edge_list
 
-MOST_ELEMENTS = 1 << 27  # of [edges, H, C] in a chunk
+MOST_ELEMENTS = 1 << 27  # elements of a chunk [edges, H, C]
 
 
 def scores_of_edges(score: Callable[[slice], Tensor], num_edges: int, columns: int) -> Tensor:

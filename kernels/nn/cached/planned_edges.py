@@ -12,8 +12,8 @@ from ...torch_side.tensor_record import tensors_of
 from .self_loops import check_graph
 from .tensor_memo import TensorMemo
 
-_plans = TensorMemo("edge_index")  # by shape and options
-# By the type in the call and the plan, with which they go. A capture binds anew: its replays read the features.
+_plans = TensorMemo("edge_index")  # key of a result: shape and options
+# Key of a result: type in the call, and the plan, with which it goes. A capture binds anew: replays read the features.
 _bound = TensorMemo("edge_attr", in_captures=False)
 
 

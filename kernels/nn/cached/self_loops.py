@@ -11,7 +11,7 @@ from .tensor_memo import TensorMemo
 
 FILLS = {"add": "sum", "mean": "sum", "min": "min", "max": "max", "mul": "prod"}  # names of torch's reductions
 LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
-_looped = TensorMemo("edge_index")  # by number of loops: _Looped, so that its plan is cached, too; and _ByTarget
+_looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
 
 
 def check_fill_value(fill_value: float | Tensor | str) -> None:

@@ -14,7 +14,7 @@ from ...runtime.streams import Made
 from ...runtime.tensor_state import TensorState
 
 Value = TypeVar("Value")
-MOST_RESULTS = 16  # of one tensor
+MOST_RESULTS = 16  # per tensor
 
 
 class _Result(NamedTuple):

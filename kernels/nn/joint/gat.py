@@ -12,13 +12,12 @@ from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
 from ...backends.base import Call
 from ...terms.edge_data import scored_edges
-from ...torch_side.autograd import with_tensors
+from ...torch_side.autograd import QKV, with_tensors
 from ...torch_side.side_by_side import RowParts
 from .one_node import NodeCall, attend, tensors_of
 from .projections import Projections
 
 Saved = Sequence[Tensor | None]
-OF_ROWS = frozenset(("query", "key", "value"))
 OF_ENDS = frozenset(("value", "row_values", "column_values"))
 OF_EDGES = OF_ENDS | {"edge_values"}
 SCORE = "leaky_relu(column0 + row0, number0)"  # as a `ScoreTerm` names its values
@@ -69,7 +68,7 @@ class GATv2Call(NodeCall):
         if not of_query:
             of_query = [torch.empty_like(output)]
             joints.insert(0, of_query[0].flatten(1))
-        wanted = OF_ROWS | {"additive_weight"} if needed[0] else OF_ROWS
+        wanted = QKV | {"additive_weight"} if needed[0] else QKV
         memory = (of_query[0], of_key, of_value)
         found = REGISTRY[self.plan.backend].attend_backward(
             data, attention, output, _like(grads[0], output), wanted, memory
@@ -152,7 +151,7 @@ class GATCall(NodeCall):
         attention = with_tensors(attention, rest[:-1], lse)
         (_, num_heads, head_dim), num_vectors, num_rows = output.shape, vectors.shape[0], source.shape[0]
         width, num_scores = weight.shape[0], num_vectors * num_heads
-        # value | scores | rows that the kernel writes for key and query. In whole heads, as it demands.
+        # Columns: dV, gradients of scores, scratch for dQ and dK, which the kernel always writes. In whole heads.
         joint_heads = 2 * num_heads + -(-num_scores // head_dim)
         pitch = joint_heads * head_dim
         memory = source.new_empty((num_rows, pitch))

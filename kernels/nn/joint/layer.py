@@ -17,15 +17,14 @@ from torch import Tensor
 from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
 from ...backends.base import Call
-from ...torch_side.autograd import with_tensors
+from ...torch_side.autograd import QKV, with_tensors
 from .one_node import NodeCall, Results, attend, tensors_of
 from .projections import Projections
 
-OF_ROWS = frozenset(("query", "key", "value"))
 OF_FEATURES, OF_WEIGHTS = frozenset(("padded_features",)), frozenset(("key_weight", "value_weight"))
 
 
-def takes_edges(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
+def takes_features(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
     """Whether a `LayerCall` takes these: features of this type, or none."""
     if edges is None:
         return True
@@ -86,7 +85,7 @@ class LayerCall(NodeCall):
             joint = x.new_empty((x.shape[0], part.pitch))
             joints.append(joint)
             columns += part.split(joint)
-        wanted = OF_ROWS
+        wanted = QKV
         if of_features:
             wanted = wanted | OF_FEATURES
         if of_edges:

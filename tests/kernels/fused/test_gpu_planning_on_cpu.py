@@ -14,7 +14,7 @@ from poison import poisoned_buffers
 from baselines import REGISTRY
 from fused3s.backends.base import Call, InputSpec
 from fused3s.fused import backend as fused3s
-from fused3s.fused.choice import GraphSize, takes_edges
+from fused3s.fused.choice import GraphSize, goes_edge_by_edge
 from fused3s.fused.planning import gpu_csr
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
 from fused3s.fused.planning.gpu_plan import GPUPlan
@@ -178,7 +178,7 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
                 with monkeypatch.context() as patch:
                     # As the room, whatever the number of edges.
                     patch.setattr("fused3s.fused.planning.plan.part_edges_for_heads", _part_edges(memory))
-                    patch.setattr("fused3s.fused.planning.plan.takes_edges", _choice_of(arrays))
+                    patch.setattr("fused3s.fused.planning.plan.goes_edge_by_edge", _choice_of(arrays))
                     expected = expected_plan(alone, CPU, inputs, forward).arrays
                 _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
 
@@ -186,11 +186,11 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
 def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
     block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
     for backward in (False, True):
-        assert takes_edges(SM90, block, 8, 16, backward=backward) is True
-        assert takes_edges(SM90, dense, 8, 16, backward=backward) is None
+        assert goes_edge_by_edge(SM90, block, 8, 16, backward=backward) is True
+        assert goes_edge_by_edge(SM90, dense, 8, 16, backward=backward) is None
         counted = replace(dense, num_tiles=3200), replace(dense, num_tiles=500)  # 16 and 100 edges a KV tile
-        assert [takes_edges(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
-    assert takes_edges(SM90, block, 1, 128) is False
+        assert [goes_edge_by_edge(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
+    assert goes_edge_by_edge(SM90, block, 1, 128) is False
 
 
 def _part_edges(memory):
@@ -199,7 +199,7 @@ def _part_edges(memory):
 
 def _choice_of(arrays):
     return lambda tuning, size, *arguments, **options: (
-        takes_edges(tuning, arrays.size, *arguments, **options) is not False
+        goes_edge_by_edge(tuning, arrays.size, *arguments, **options) is not False
     )
 
 

@@ -286,10 +286,10 @@ def test_a_layer_goes_on_in_a_forked_process():
     child.join()
 
 
-def test_the_page_names_tests_that_exist():
+@pytest.mark.parametrize("page", ["docs/threads.md", "kernels/NOTES.md"])
+def test_the_page_names_tests_that_exist(page):
     root = Path(__file__).resolve().parents[3]
-    page = (root / "docs" / "threads.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (root / page).read_text(encoding="utf-8"))
     assert named
     for path, test in named:
-        assert f"def {test}" in (root / path).read_text(encoding="utf-8"), (path, test)
+        assert f"def {test}(" in (root / path).read_text(encoding="utf-8"), (path, test)
