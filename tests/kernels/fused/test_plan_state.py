@@ -68,7 +68,7 @@ def test_a_cached_plan_lets_go_of_its_graph(gpu, passes, finishes):
     try:
         for _ in range(3):
             edge_index = torch.randint(50, (2, 300))
-            plan = memo.get(edge_index, "key", lambda: plan_of_list(edge_index), lambda plan: plan._tensors)
+            plan = memo.get(edge_index, "key", partial(plan_of_list, edge_index), lambda plan: plan._tensors)
             if finishes:
                 gpu.finish()
             for _ in range(passes):
