@@ -1,6 +1,7 @@
 """Caches of the layers: training after inference mode, several widths, what is dropped, other streams, captures."""
 
 import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +127,27 @@ def test_bound_features_go_with_their_plan_and_the_oldest_of_many():
     number = len(planned_edges._bound._entries)
     del edge_attr
     assert len(planned_edges._bound._entries) == number - 1
+
+
+@pytest.mark.parametrize("change", ["freed", "written"])
+def test_bound_features_of_earlier_batches_are_freed_at_once(change):
+    """The graph and its plan stay; what only the garbage collector frees would fill a GPU."""
+    layer = fused3s.nn.TransformerConv(COLUMNS, 3, edge_dim=5, backend="scatter").double()
+    x, edge_index, edge_attr = problem(5)
+    alive = []
+    gc.disable()
+    try:
+        for _ in range(3):
+            if change == "freed":
+                edge_attr = edge_attr.clone()
+            edge_attr.add_(1)
+            layer(x, edge_index, edge_attr)
+            (result,) = planned_edges._bound._entries[id(edge_attr)].results.values()
+            alive.append(weakref.ref(result.value.padded_features))
+            del result
+        assert [each() is None for each in alive] == [True, True, False]
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_kept_of_self_loops_whose_tensor_is_gone():
