@@ -17,6 +17,8 @@ from plan_cases import edge_list
 from fused3s import EdgeData, PlanRoom, plan_attention
 from fused3s.backends.base import InputSpec
 from fused3s.fused import backend as fused3s
+from fused3s.fused import plan_state
+from fused3s.fused.planning.gpu_plan import GPUPlan
 from fused3s.fused.planning.plan import plan_graph
 from fused3s.graph.csr import csr_from_edges
 from fused3s.graph.edge_list import EdgeList
@@ -236,6 +238,44 @@ def test_a_stream_waits_for_each_fill_of_a_room(gpu, room):
     gpu.stream = 4
     room.plan(*inputs())
     assert gpu.waits == [(4, 3), (4, 3)]
+
+
+def test_a_copy_on_another_stream_waits_for_the_plan_and_holds_its_memory(gpu, room, monkeypatch):
+    """The original may be dropped before the copy has run."""
+    monkeypatch.setattr(plan_state, "COMPACTED_EDGES", 1)
+    plans = {"deepcopy": planned(), "to": planned(), "settled": planned()}
+    ways = {
+        "deepcopy": copy.deepcopy,
+        "to": lambda plan: plan.to("meta"),
+        "settled": lambda plan: plan.data.settled(),
+    }
+    for stream, (name, plan) in enumerate(plans.items(), 1):
+        gpu.stream = stream
+        ways[name](plan)
+        assert (gpu.waits[-1], stream in gpu.recorded) == ((stream, 0), True), name
+    gpu.stream = 8
+    room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
+    gpu.stream = 9
+    copied = copy.deepcopy(room.plan)
+    assert (gpu.waits[-1], 9 in gpu.recorded) == ((9, 8), True)
+    assert torch.equal(copied(*inputs()), room.plan(*inputs()))
+
+
+def test_calls_are_refused_after_a_fill_that_failed(room, monkeypatch):
+    """Its kernels may have written some of the arrays."""
+    first, second = (edge_list(ROWS, COLS, number, seed).edge_index for number, seed in ((150, 1), (400, 7)))
+    tensors = inputs()
+    room.fill(second)
+    expected = room.plan(*tensors)
+    room.fill(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(GPUPlan, "fill", lambda *arguments: (_ for _ in ()).throw(RuntimeError("no launch")))
+        with pytest.raises(RuntimeError, match="no launch"):
+            room.fill(second)
+    with pytest.raises(RuntimeError, match=r"or failed; .* fill it again"):
+        room.plan(*tensors)
+    room.fill(second)
+    assert torch.equal(room.plan(*tensors), expected)
 
 
 @pytest.mark.parametrize("form", ["eager", "with edges", "compiled", "layer"])
