@@ -1,6 +1,7 @@
 """Caches of the layers: training after inference mode, several widths, what is dropped, other streams, captures."""
 
 import gc
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -318,6 +319,25 @@ def test_the_memo_replaces_what_does_not_serve_and_drops_the_oldest():
     assert [get("a", 7), get("a", 8)] == [7, 8], "torch does not count changes of this tensor"
     tensors.clear()
     assert not memo._entries
+
+
+def test_the_memo_keeps_the_results_of_two_threads_that_bring_one_new_tensor(monkeypatch):
+    memo, tensor, threads, state = TensorMemo("x"), torch.zeros(3), [], tensor_memo.TensorState
+
+    def get(key):
+        return memo.get(tensor, key, lambda: key, lambda value: ())
+
+    def state_meanwhile(*given):
+        monkeypatch.setattr(tensor_memo, "TensorState", state)
+        threads.append(threading.Thread(target=get, args=("b",)))
+        threads[0].start()
+        threads[0].join(0.2)
+        return state(*given)
+
+    monkeypatch.setattr(tensor_memo, "TensorState", state_meanwhile)
+    get("a")
+    threads[0].join()
+    assert set(memo._entries[id(tensor)].results) == {"a", "b"}
 
 
 def on_gpu(kind, edge_dim, num_edges=40_000, **options):
