@@ -111,6 +111,8 @@ class PlanRoom:
     def fill(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | KeyLists) -> None:
         """Queue the kernels that build the plan of a graph in the arrays, on torch's current stream.
 
+        They do not wait for calls of `plan` on other streams, as no operator of torch does that writes in place.
+
         Can be captured in a CUDA graph; a replay then plans the current contents of the captured `graph`. Edges with an
         id out of range are skipped, and a damaged CSR counts as empty; `check` reports them.
 

@@ -57,14 +57,14 @@ class Fused3SPlan:
 
         Raises:
             ValueError: an id of the graph is out of range.
-            RuntimeError: the arrays hold another graph.
+            RuntimeError: the arrays hold another graph, or a fill failed.
         """
         if self._numbers is not None:
             self._look(is_forward)
         if self._is_stale:
             raise RuntimeError(
-                "plan: PlanRoom.fill planned another graph between the forward and the backward pass of a call; call "
-                "backward first, or take a second PlanRoom"
+                "plan: PlanRoom.fill planned another graph between the forward and the backward pass of a call, or "
+                "failed; call backward first, take a second PlanRoom, or fill it again"
             )
         self._made.used_by_current_stream(self._tensors)
         return self.arrays
@@ -82,7 +82,8 @@ class Fused3SPlan:
         return self if self.arrays.num_edges < COMPACTED_EDGES else Fused3SPlan(compacted(self.exact()))
 
     def exact(self) -> Fused3SData:
-        """The arrays of exact sizes, after waiting for the GPU; of a `PlanRoom`, or planned in a capture: as they are.
+        """The arrays of exact sizes for the current stream, after waiting for the GPU; of a `PlanRoom`, or planned in a
+        capture: as they are.
 
         Raises:
             ValueError: an id of the graph is out of range.
@@ -91,12 +92,13 @@ class Fused3SPlan:
             if self._numbers is not None:
                 self._check()
                 self._cut()
+        self._made.used_by_current_stream(self._tensors)
         return self.arrays
 
     def refilled(self, source: EdgeSource) -> "Fused3SPlan":
         """The plan of another graph in the same memory. This one then refuses calls and backward passes."""
+        self._is_stale = True  # first: a fill that fails may have written some of the arrays
         self._memory.fill(source)
-        self._is_stale = True
         return Fused3SPlan(self.arrays, self._memory)
 
     @property

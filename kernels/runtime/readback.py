@@ -4,7 +4,7 @@ from collections import deque
 
 import torch
 
-from .launch import copy_to_host, outside_of_captures
+from .launch import copy_to_host, outside_of_captures, stream_handle
 
 
 class _Slot:
@@ -16,9 +16,9 @@ class _Slot:
         self.event = torch.cuda.Event()
 
 
-# Key: GPU, count of numbers. As many free slots as there were copies at once; they live as long as the process. The
-# operations of a deque are atomic.
-_free: dict[tuple[int, int], deque[_Slot]] = {}
+# Key: GPU, stream, count of numbers. As many free slots as the stream had copies at once: they run in order, so that behind
+# a pending one more of them would be pending. They live as long as the process. The operations of a deque are atomic.
+_free: dict[tuple[int, int, int], deque[_Slot]] = {}
 
 
 class Readback:
@@ -26,8 +26,9 @@ class Readback:
 
     def __init__(self, address: int, count: int, device_index: int) -> None:
         """address: device address of the numbers; work queued later may overwrite them."""
-        self._free = _free.setdefault((device_index, count), deque())
-        self._slot = self._take() or _Slot(count)
+        self._free = _free.setdefault((device_index, stream_handle(device_index), count), deque())
+        with outside_of_captures():  # else a question would end a capture of another thread in "global" mode
+            self._slot = self._take() or _Slot(count)
         copy_to_host(self._slot.address, address, 8 * count, self._slot.event, device_index)
 
     def _take(self) -> _Slot | None:
@@ -42,11 +43,12 @@ class Readback:
         return None
 
     def is_done(self) -> bool:
-        with outside_of_captures():  # else the question would end a capture of another thread in "global" mode
+        with outside_of_captures():
             return self._slot.event.query()
 
     def wait(self) -> None:
-        self._slot.event.synchronize()
+        with outside_of_captures():
+            self._slot.event.synchronize()
 
     def numbers(self) -> list[int]:
         """The numbers, after `is_done` or `wait`."""

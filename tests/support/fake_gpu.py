@@ -29,7 +29,7 @@ class FakeGPU:
         captures: whether it is captured.
         waits: (stream that waits, stream whose event it waits for), in order.
         recorded: streams that tensors were recorded on.
-        on_read: called when a plan reads numbers.
+        on_read: called when a plan waits for numbers or reads them.
     """
 
     def __init__(self) -> None:
@@ -58,6 +58,7 @@ class FakeReadback:
 
     def wait(self) -> None:
         self._gpu.finish()
+        self._gpu.on_read()
 
     def numbers(self) -> list[int]:
         assert self._gpu._is_done, "read before the copy was done"

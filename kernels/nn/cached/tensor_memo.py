@@ -105,7 +105,9 @@ class TensorMemo:
 
             def forget(reference: weakref.ref) -> None:
                 if key in entries and entries[key].state.reference is reference:
-                    del entries[key]
+                    entries.pop(key).results.clear()
 
+            if entry is not None:
+                entry.results.clear()  # callbacks of owners hold the dictionary: else its memory stays until gc
             entry = entries[key] = _Entry(TensorState(tensor, forget), {})
         return entry.results

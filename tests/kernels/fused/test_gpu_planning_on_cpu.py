@@ -91,6 +91,20 @@ def test_a_plan_of_a_csr_with_copies(planned):
         assert planned(copies, INPUTS[key], key)[0].size.num_edges == 6
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_plan_of_every_second_column_of_a_tensor(planned, dtype):
+    wide = torch.full((2, 800), -7, dtype=dtype)
+    wide[:, ::2] = edge_list(70, 90, 400, dtype=dtype).edge_index
+    made, _ = planned(EdgeList(wide[:, ::2], (70, 90)), INPUTS["edge_data_backward"], str(dtype))
+    assert made.num_edges == 400
+
+
+def test_counting_kv_tiles_fills_nothing_that_the_plan_fills_again(planned):
+    _, launched = planned(edge_list(64, 64, 2000), INPUTS["narrow_backward"], "dense")
+    again = {name for name in launched if launched.count(name) > 1}
+    assert again == {"plan_tiles<false>"}
+
+
 @pytest.mark.parametrize("mode", ["early", "random"])
 def test_the_order_of_threads_does_not_matter(planned, mode):
     for name in ("hubs with copies", "copies"):

@@ -7,7 +7,9 @@ import sys
 import threading
 import weakref
 from collections import deque
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from plan_cases import edge_list
 from fused3s import EdgeData, PlanRoom, plan_attention
 from fused3s.backends.base import InputSpec
 from fused3s.fused import backend as fused3s
+from fused3s.fused import plan_state
+from fused3s.fused.planning.gpu_plan import GPUPlan
 from fused3s.fused.planning.plan import plan_graph
 from fused3s.graph.csr import csr_from_edges
 from fused3s.graph.edge_list import EdgeList
@@ -164,12 +168,34 @@ def shapes(arrays):
     return [each for each in vars(arrays).values() if isinstance(each, torch.Tensor)]
 
 
-def test_two_threads_may_be_the_first_to_see_that_the_gpu_is_done(gpu):
-    """One reads the numbers while the other one calls: deterministic, then as it comes."""
-    plan = planned().data
-    gpu.finish()
+@pytest.mark.parametrize("second", ["ready", "settled", "exact"])
+@pytest.mark.parametrize("first", ["ready", "settled", "exact"])
+def test_a_thread_may_use_a_plan_while_another_one_reads_its_numbers(gpu, first, second):
+    plan, errors, threads = planned().data, [], []
     plan.ready()
-    errors = []
+    gpu.finish()
+
+    def use(way):
+        try:
+            getattr(plan, way)()
+        except Exception as error:
+            errors.append(error)
+
+    def use_meanwhile():
+        gpu.on_read = lambda: None
+        threads.append(threading.Thread(target=use, args=(second,)))
+        threads[0].start()
+        threads[0].join(0.2)
+
+    gpu.on_read = use_meanwhile
+    use(first)
+    threads[0].join()
+    assert not errors
+
+
+def test_threads_may_be_the_first_to_see_that_the_gpu_is_done(gpu):
+    errors, interval = [], sys.getswitchinterval()
+    gpu.finish()
 
     def call():
         try:
@@ -177,17 +203,6 @@ def test_two_threads_may_be_the_first_to_see_that_the_gpu_is_done(gpu):
         except Exception as error:
             errors.append(error)
 
-    def call_meanwhile():
-        gpu.on_read = lambda: None
-        threads.append(threading.Thread(target=call))
-        threads[0].start()
-        threads[0].join(0.2)
-
-    threads, gpu.on_read = [], call_meanwhile
-    call()
-    threads[0].join()
-    assert not errors
-    interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(20):
@@ -236,6 +251,44 @@ def test_a_stream_waits_for_each_fill_of_a_room(gpu, room):
     gpu.stream = 4
     room.plan(*inputs())
     assert gpu.waits == [(4, 3), (4, 3)]
+
+
+def test_a_copy_on_another_stream_waits_for_the_plan_and_holds_its_memory(gpu, room, monkeypatch):
+    """The original may be dropped before the copy has run."""
+    monkeypatch.setattr(plan_state, "COMPACTED_EDGES", 1)
+    plans = {"deepcopy": planned(), "to": planned(), "settled": planned()}
+    ways = {
+        "deepcopy": copy.deepcopy,
+        "to": lambda plan: plan.to("meta"),
+        "settled": lambda plan: plan.data.settled(),
+    }
+    for stream, (name, plan) in enumerate(plans.items(), 1):
+        gpu.stream = stream
+        ways[name](plan)
+        assert (gpu.waits[-1], stream in gpu.recorded) == ((stream, 0), True), name
+    gpu.stream = 8
+    room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
+    gpu.stream = 9
+    copied = copy.deepcopy(room.plan)
+    assert (gpu.waits[-1], 9 in gpu.recorded) == ((9, 8), True)
+    assert torch.equal(copied(*inputs()), room.plan(*inputs()))
+
+
+def test_calls_are_refused_after_a_fill_that_failed(room, monkeypatch):
+    """Its kernels may have written some of the arrays."""
+    first, second = (edge_list(ROWS, COLS, number, seed).edge_index for number, seed in ((150, 1), (400, 7)))
+    tensors = inputs()
+    room.fill(second)
+    expected = room.plan(*tensors)
+    room.fill(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(GPUPlan, "fill", lambda *arguments: (_ for _ in ()).throw(RuntimeError("no launch")))
+        with pytest.raises(RuntimeError, match="no launch"):
+            room.fill(second)
+    with pytest.raises(RuntimeError, match=r"or failed; .* fill it again"):
+        room.plan(*tensors)
+    room.fill(second)
+    assert torch.equal(room.plan(*tensors), expected)
 
 
 @pytest.mark.parametrize("form", ["eager", "with edges", "compiled", "layer"])
@@ -287,29 +340,62 @@ def test_a_compiled_call_gives_edge_data_without_an_edge_a_gradient_of_zero(room
     torch.compiler.reset()
 
 
-def test_threads_share_the_free_memory_of_readbacks(monkeypatch):
-    """Each copy has memory of its own, and memory whose copy is pending is not given out."""
+@pytest.fixture
+def slots(monkeypatch):
+    """Memory of readbacks on a GPU whose copies are done, but those of `pending` events; `stream`: the current one."""
+    state = SimpleNamespace(stream=0, made=[], pending=set(), is_safe=False)
 
     class Event:
-        done = True
-
         def query(self):
-            return self.done
+            assert state.is_safe, "the question ends a capture of another thread"
+            return self not in state.pending
 
     class Slot:
         def __init__(self, count):
             self.memory, self.event, self.address = torch.zeros(count), Event(), 0
+            state.made.append(self)
+
+    @contextmanager
+    def outside_of_captures():
+        state.is_safe = True
+        yield
+        state.is_safe = False
 
     monkeypatch.setattr(readback, "_Slot", Slot)
     monkeypatch.setattr(readback, "copy_to_host", lambda *arguments: None)
-    monkeypatch.setattr(readback, "_free", {(0, 4): deque([Slot(4)])})
+    monkeypatch.setattr(readback, "outside_of_captures", outside_of_captures)
+    monkeypatch.setattr(readback, "stream_handle", lambda device_index: state.stream)
+    monkeypatch.setattr(readback, "_free", {})
+    return state
+
+
+def test_a_readback_has_memory_of_its_own_until_its_copy_is_done(slots):
     first, second = readback.Readback(0, 4, 0), readback.Readback(0, 4, 0)
     assert first._slot is not second._slot
-    slots = {first._slot, second._slot}
-    first._slot.event.done = False
+    slots.pending.add(first._slot.event)
     del first, second  # the oldest is pending
     third = readback.Readback(0, 4, 0)
-    assert third._slot not in slots
+    assert slots.made.index(third._slot) == 2
+    slots.pending.clear()
+    assert [slots.made.index(readback.Readback(0, 4, 0)._slot) for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_stream_that_is_late_does_not_multiply_the_memory_of_another(slots):
+    late = readback.Readback(0, 4, 0)
+    slots.pending.add(late._slot.event)
+    del late
+    slots.stream = 1
+    for _ in range(20):
+        readback.Readback(0, 4, 0)
+    assert len(slots.made) == 2
+
+
+def test_threads_share_the_free_memory_of_readbacks(slots, monkeypatch):
+    readback.Readback(0, 4, 0)
+    ((key, free),) = readback._free.items()
+    (slot,) = free
+    slots.is_safe = True
+    monkeypatch.setattr(readback, "outside_of_captures", nullcontext)
     errors, interval = [], sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
@@ -321,7 +407,7 @@ def test_threads_share_the_free_memory_of_readbacks(monkeypatch):
 
     try:
         for _ in range(300):
-            readback._free[0, 4] = deque([Slot(4)])
+            readback._free[key] = deque([slot])
             threads = [threading.Thread(target=take) for _ in range(2)]
             for each in threads:
                 each.start()

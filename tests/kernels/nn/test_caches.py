@@ -1,6 +1,8 @@
 """Caches of the layers: training after inference mode, several widths, what is dropped, other streams, captures."""
 
 import gc
+import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +128,27 @@ def test_bound_features_go_with_their_plan_and_the_oldest_of_many():
     number = len(planned_edges._bound._entries)
     del edge_attr
     assert len(planned_edges._bound._entries) == number - 1
+
+
+@pytest.mark.parametrize("change", ["freed", "written"])
+def test_bound_features_of_earlier_batches_are_freed_at_once(change):
+    """The graph and its plan stay; what only the garbage collector frees would fill a GPU."""
+    layer = fused3s.nn.TransformerConv(COLUMNS, 3, edge_dim=5, backend="scatter").double()
+    x, edge_index, edge_attr = problem(5)
+    alive = []
+    gc.disable()
+    try:
+        for _ in range(3):
+            if change == "freed":
+                edge_attr = edge_attr.clone()
+            edge_attr.add_(1)
+            layer(x, edge_index, edge_attr)
+            (result,) = planned_edges._bound._entries[id(edge_attr)].results.values()
+            alive.append(weakref.ref(result.value.padded_features))
+            del result
+        assert [each() is None for each in alive] == [True, True, False]
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_kept_of_self_loops_whose_tensor_is_gone():
@@ -296,6 +319,25 @@ def test_the_memo_replaces_what_does_not_serve_and_drops_the_oldest():
     assert [get("a", 7), get("a", 8)] == [7, 8], "torch does not count changes of this tensor"
     tensors.clear()
     assert not memo._entries
+
+
+def test_the_memo_keeps_the_results_of_two_threads_that_bring_one_new_tensor(monkeypatch):
+    memo, tensor, threads, state = TensorMemo("x"), torch.zeros(3), [], tensor_memo.TensorState
+
+    def get(key):
+        return memo.get(tensor, key, lambda: key, lambda value: ())
+
+    def state_meanwhile(*given):
+        monkeypatch.setattr(tensor_memo, "TensorState", state)
+        threads.append(threading.Thread(target=get, args=("b",)))
+        threads[0].start()
+        threads[0].join(0.2)
+        return state(*given)
+
+    monkeypatch.setattr(tensor_memo, "TensorState", state_meanwhile)
+    get("a")
+    threads[0].join()
+    assert set(memo._entries[id(tensor)].results) == {"a", "b"}
 
 
 def on_gpu(kind, edge_dim, num_edges=40_000, **options):
