@@ -9,7 +9,7 @@ import torch
 
 from .arguments import DTYPES, check_flag, finite_number, resolve_device
 from .backends import REGISTRY
-from .backends.base import Call, Gradients, InputSpec
+from .backends.base import BackwardCall, Call, Gradients, InputSpec
 from .backends.cuda import forward_only
 from .graph.edge_order import EdgeOrder
 from .graph.reorder.row_order import RowOrder
@@ -228,10 +228,11 @@ class AttentionPlan:
             )
         call = self._call(q, k, v, shape, scale, output.dtype, edges, dropout)
         if shape is None:
-            return backend.attend_backward(self.data, call._replace(lse=lse), output, grad_output, wanted)
+            given = BackwardCall(call._replace(lse=lse), output, grad_output, wanted)
+            return backend.attend_backward(self.data, given)
         call = call._replace(lse=shape.rows_of(lse).contiguous())
-        results = shape.query(output).contiguous(), shape.query(grad_output)
-        return shape.gradients(backend.attend_backward(self.data, call, *results, wanted))
+        given = BackwardCall(call, shape.query(output).contiguous(), shape.query(grad_output), wanted)
+        return shape.gradients(backend.attend_backward(self.data, given))
 
     def call(
         self,

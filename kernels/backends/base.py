@@ -97,6 +97,27 @@ class Gradients(NamedTuple):
     additive_weight: torch.Tensor | None = None
 
 
+class BackwardCall(NamedTuple):
+    """The backward pass of one call of a backend.
+
+    Attributes:
+        call: the call of the forward pass, with `lse` filled by it.
+        output: [num_rows, H, d], result of the forward pass.
+        grad_output: [num_rows, H, d] of the output's type, any strides.
+        wanted: the fields of `Gradients` to compute.
+        into: optional memory for the gradients of query, key and value. A backend may ignore it and return new tensors,
+            or write all three where it returns fewer.
+        grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
+    """
+
+    call: Call
+    output: torch.Tensor
+    grad_output: torch.Tensor
+    wanted: frozenset[str]
+    into: Memory | None = None
+    grad_lse: torch.Tensor | None = None
+
+
 class Backend(ABC):
     """One way to compute sparse attention.
 
@@ -199,28 +220,8 @@ class Backend(ABC):
     def attend(self, data: Any, call: Call) -> torch.Tensor:
         """Attention over `data`, the result of `build`. Returns [num_rows, H, d] of type `call.out_dtype`."""
 
-    def attend_backward(
-        self,
-        data: Any,
-        call: Call,
-        output: torch.Tensor,
-        grad_output: torch.Tensor,
-        wanted: frozenset[str],
-        into: Memory | None = None,
-        grad_lse: torch.Tensor | None = None,
-    ) -> Gradients:
-        """Gradients of `attend`, for backends with `has_backward`.
-
-        Args:
-            data: result of `build` for inputs with `backward`.
-            call: the call of the forward pass, with `lse` filled by it.
-            output: [num_rows, H, d], result of the forward pass.
-            grad_output: [num_rows, H, d] of the output's type, any strides.
-            wanted: the fields of `Gradients` to compute.
-            into: optional memory for the gradients of query, key and value. A backend may ignore it and return new
-                tensors, or write all three where it returns fewer.
-            grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
-        """
+    def attend_backward(self, data: Any, given: BackwardCall) -> Gradients:
+        """Gradients of `attend` over `data` of inputs with `backward`, for backends with `has_backward`."""
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ... import AttentionPlan, Dropout
 from ...backends import REGISTRY
+from ...backends.base import BackwardCall
 from ...runtime.semaphores import is_capturing
 from ...terms.edge_data import edge_permutation
 from ...torch_side.autograd import gradients_of
@@ -161,7 +162,7 @@ def _attention_of_edges_backward(
         terms = _terms(plan, query, features, key_weight, value_weight, dropout_seed, dropout, cache)
         call = plan.call(query, key, value, scale, output.dtype, **terms)._replace(lse=lse)
         names = {name for name, is_wanted in zip(WANTED, wanted, strict=True) if is_wanted}
-        found = gradients_of(chosen, plan.data, call, output, grad_output, frozenset(names))._asdict()
+        found = gradients_of(chosen, plan.data, BackwardCall(call, output, grad_output, frozenset(names)))._asdict()
         if "padded_features" in names:  # from the backend's edge order to the caller's
             order = edge_permutation(plan.edge_order, chosen.edge_order(plan.data))
             gradient = found["padded_features"][:, : features.shape[1]].to(features.dtype)

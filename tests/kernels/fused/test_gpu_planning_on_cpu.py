@@ -12,7 +12,7 @@ from plan_oracle import expected_plan
 from poison import poisoned_buffers
 
 from baselines import REGISTRY
-from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.base import BackwardCall, Call, InputSpec
 from fused3s.fused import backend as fused3s
 from fused3s.fused.choice import GraphSize, takes_edges
 from fused3s.fused.planning import gpu_csr
@@ -249,7 +249,8 @@ def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
                 lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
                 call = Call(query, key, value, 1.0, HALF, lse)
                 output = backend.attend(data, call)
-                found = backend.attend_backward(data, call, output, torch.ones_like(output), GRADIENTS)
+                given = BackwardCall(call, output, torch.ones_like(output), GRADIENTS)
+                found = backend.attend_backward(data, given)
         for got, like in zip((output, *found[:3]), (query, query, key, value), strict=True):
             assert got.shape == like.shape
             assert (got == 0).all()
