@@ -275,7 +275,7 @@ class AttentionPlan:
         return Call(q, k, v, scale, out_dtype, None, edges)
 
     def bind_edges(self, data: EdgeData, *, check_values: bool = True) -> BoundEdges:
-        """Check the edge data of this plan's graph and sort it into the backend's order, once for many calls.
+        """Check the edge data of this plan's graph and sort it into CSR order, once for many calls.
 
         The result holds sorted copies, is for this plan alone, and carries gradients back to `data`: if the data is
         trained, bind it at each step.
@@ -305,10 +305,9 @@ class AttentionPlan:
                 "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
                 "before the capture with plan.bind_edges(data)"
             )
-        order = self.edge_order, REGISTRY[self.backend].edge_order(self.data)
         if self.groups is not None:
-            return bind_groups(data, *order, self.shape, self.device, self.groups, check_values)
-        return bind(data, *order, self.shape, self.device, check_values)
+            return bind_groups(data, self.edge_order, self.shape, self.device, self.groups, check_values)
+        return bind(data, self.edge_order, self.shape, self.device, check_values)
 
     def require_backward(self) -> None:
         """Raise a ValueError if the plan lacks the arrays of its backend's backward pass."""

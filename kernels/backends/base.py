@@ -41,7 +41,7 @@ class Call(NamedTuple):
         out_dtype: type of the output.
         lse: [num_rows, H] float32, output: the natural log-sum-exp of each row's scores. Only for backends with
             `writes_lse`; None if it is not wanted.
-        edges: edge data in the order of `Backend.edge_order`, with weights and dropout. Only for backends with
+        edges: edge data in CSR order, with weights and dropout. Only for backends with
             `takes_edges`; backends with `takes_dropout` also get a dropout without edge data.
     """
 
@@ -206,10 +206,6 @@ class Backend(ABC):
     def sorted_edges(self, data: Any) -> torch.Tensor | None:
         """[E] integers on the device of `data`: for each edge in CSR order its index in the graph given to `build`;
         None if `build` did not record it."""
-        return None
-
-    def edge_order(self, data: Any) -> torch.Tensor | None:
-        """[nnz] int64 on the device of `data`: CSR position of each edge of the format; None if it is CSR order."""
         return None
 
     def describe(self, data: Any) -> str:

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
-from ..backends import REGISTRY
-from ..terms.edge_data import edge_permutation
 from .attention_conv import AttentionConv, check_layer, ends_of, two_sizes
 from .cached.edge_scores import refuse_plan, weights_of_edges
 from .cached.self_loops import check_fill_value, edge_list, is_sparse
@@ -197,8 +195,8 @@ class GATConv(AttentionConv):
             return self._attend(*self._values_and_scores(source, target), edge_scores, plan, target.shape[0])
         score, values = SCORE, None
         if edge_scores is not None:
-            order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
-            score, values = SCORE_OF_EDGES, edge_scores.to(dtype).index_select(0, order).unsqueeze(-1)
+            edge_scores = edge_scores.to(dtype).index_select(0, plan.edge_order.edge_of_csr)
+            score, values = SCORE_OF_EDGES, edge_scores.unsqueeze(-1)
         call = GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate)
         with torch.autocast(source.device.type, enabled=False) if dtype is not of_source.dtype else nullcontext():
             return run_as_node(call, values, bias, *given)

@@ -15,7 +15,6 @@ from ... import AttentionPlan, Dropout
 from ...backends import REGISTRY
 from ...backends.base import BackwardCall
 from ...runtime.semaphores import is_capturing
-from ...terms.edge_data import edge_permutation
 from ...torch_side.autograd import gradients_of
 from ...torch_side.once_differentiable import refuse_double_backward
 from .planned_edges import bind_features, plan_edge_index
@@ -163,8 +162,8 @@ def _attention_of_edges_backward(
         call = plan.call(query, key, value, scale, output.dtype, **terms)._replace(lse=lse)
         names = {name for name, is_wanted in zip(WANTED, wanted, strict=True) if is_wanted}
         found = gradients_of(chosen, plan.data, BackwardCall(call, output, grad_output, frozenset(names)))._asdict()
-        if "padded_features" in names:  # from the backend's edge order to the caller's
-            order = edge_permutation(plan.edge_order, chosen.edge_order(plan.data))
+        if "padded_features" in names:  # from CSR order to the caller's
+            order = plan.edge_order.edge_of_csr
             gradient = found["padded_features"][:, : features.shape[1]].to(features.dtype)
             found["padded_features"] = torch.empty_like(features).index_copy_(0, order.long(), gradient)
     return [found[name].contiguous() for name in WANTED if name in names]
