@@ -60,6 +60,7 @@ def takes_plan(plan: AttentionPlan, target: Tensor, source: Tensor, dtype: torch
     is_planned = dtype is plan.inputs.dtype and head_dim == plan.inputs.head_dim  # `plan_attention` checked these
     return (
         backend.has_backward
+        and plan.groups is None
         and plan.shape == (target.shape[0], source.shape[0])
         and plan.device == target.device == source.device
         and (is_planned or backend.unsupported(dtype, head_dim) is None)
