@@ -150,7 +150,7 @@ class AttentionPlan:
         if return_lse and not backend.writes_lse:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
-        call = self._call(q, k, v, shape, scale, out_dtype, edges, dropout)
+        call = self.call(q, k, v, scale, out_dtype, edges, dropout, shape)
         differentiated = not backend.autograd and is_differentiated(call)
         if differentiated:
             self.require_backward()
@@ -226,7 +226,7 @@ class AttentionPlan:
             raise ValueError(
                 f"wanted: got {', '.join(map(str, sorted(extra, key=str)))}; {', '.join(allowed)} are allowed{why}"
             )
-        call = self._call(q, k, v, shape, scale, output.dtype, edges, dropout)
+        call = self.call(q, k, v, scale, output.dtype, edges, dropout, shape)
         if shape is None:
             given = BackwardCall(call._replace(lse=lse), output, grad_output, wanted)
             return backend.attend_backward(self.data, given)
@@ -243,25 +243,14 @@ class AttentionPlan:
         out_dtype: torch.dtype | None = None,
         edges: BoundEdges | EdgeData | None = None,
         dropout: Dropout | float = 0.0,
+        shape: CallShape | None = None,
     ) -> Call:
-        """The checked arguments of `__call__` as backends take them; shapes of q, k and v are not checked.
+        """The checked arguments of `__call__` as backends take them. `shape`: by `CallShape.of`; shapes of q, k and v
+        are not checked.
 
         Raises:
             ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
         """
-        return self._call(q, k, v, CallShape.of(q, k, v, self.groups), scale, out_dtype, edges, dropout)
-
-    def _call(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        shape: CallShape | None,
-        scale: float | None,
-        out_dtype: torch.dtype | None,
-        edges: BoundEdges | EdgeData | None,
-        dropout: Dropout | float,
-    ) -> Call:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("scale", scale)
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
