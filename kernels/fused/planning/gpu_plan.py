@@ -15,7 +15,6 @@ be refilled with another graph, also inside a CUDA graph.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 
@@ -93,30 +92,22 @@ class PlanForm:
         return 0 if not self.schedules else 1 + any(each.of_transpose for each in self.schedules)
 
 
-class PlanKernels(NamedTuple):
-    """Which kernels fill a plan.
+def plan_instances(
+    wide: bool | None, is_csr: bool | None, transposes: bool, tiles: bool, row_items: bool, slots: bool
+) -> list[KernelInstance]:
+    """The kernels that fill a plan, in descending order of compile time, roughly.
 
-    Attributes:
+    Args:
         wide, is_csr: ids of the source of int64, of a CSR; None if the plan shares a filled CSR.
         transposes, tiles, row_items, slots: whether it has A^T, KV tiles, row items, slots.
     """
-
-    wide: bool | None
-    is_csr: bool | None
-    transposes: bool
-    tiles: bool
-    row_items: bool
-    slots: bool
-
-    def instances(self) -> list[KernelInstance]:
-        """The instances in descending order of compile time, roughly."""
-        found = [WRITE_TILES, PLAN_SCHEDULE, COUNT_TILES, PLAN_ITEMS] if self.tiles else []
-        found += [] if self.wide is None else csr_instances(self.wide, self.is_csr, self.transposes)
-        found += [PLAN_PARTS, PLAN_WHOLE_ROWS] if self.row_items else []
-        return [*found, PLAN_EDGES] if self.slots else found
+    found = [WRITE_TILES, PLAN_SCHEDULE, COUNT_TILES, PLAN_ITEMS] if tiles else []
+    found += [] if wide is None else csr_instances(wide, is_csr, transposes)
+    found += [PLAN_PARTS, PLAN_WHOLE_ROWS] if row_items else []
+    return [*found, PLAN_EDGES] if slots else found
 
 
-_begun: set[tuple[PlanKernels, int]] = set()  # kernels of plans, and GPUs
+_begun: set[tuple[bool | int | None, ...]] = set()  # arguments of `plan_instances`, and GPUs
 # Fields of `Fused3SData` by schedule (KV tiles, work items, number of splits), and by pattern with row items.
 _SCHEDULE_FIELDS = (
     ("kv_tiles", "work_items", "num_splits"),
@@ -193,18 +184,19 @@ class GPUPlan:
         """[PlanNumber.COUNTS] int64."""
         return self.csr.numbers
 
-    def kernels(self, source: EdgeSource) -> PlanKernels:
-        """The kernels of `fill`."""
+    def kernels(self, source: EdgeSource) -> tuple[bool | None, ...]:
+        """The kernels of `fill`: arguments of `plan_instances`."""
         ids = (None, None) if self._has_csr else (source.ids.dtype == torch.int64, source.offsets is not None)
         form = self.form
-        return PlanKernels(*ids, form.transposes, bool(form.schedules), form.part_edges > 0, self.slots is not None)
+        return *ids, form.transposes, bool(form.schedules), form.part_edges > 0, self.slots is not None
 
     def compile_ahead(self, source: EdgeSource, others: Callable[[], list[KernelInstance]] = list) -> None:
         """Begin to compile the kernels of `fill`, and others beside them; once per process for the same kernels."""
-        kernels = self.kernels(source), self.device.index
-        if kernels not in _begun and self.device.type == "cuda" and not is_capturing(self.device):
-            _begun.add(kernels)
-            compile_ahead([*kernels[0].instances(), *others()], self.device.index)
+        kernels = self.kernels(source)
+        begun = *kernels, self.device.index
+        if begun not in _begun and self.device.type == "cuda" and not is_capturing(self.device):
+            _begun.add(begun)
+            compile_ahead([*plan_instances(*kernels), *others()], self.device.index)
 
     def fill(self, source: EdgeSource, row_ids: torch.Tensor | None = None) -> None:
         """Queue the kernels on torch's current stream.

@@ -17,7 +17,7 @@ from fused3s.fused import backend as fused3s
 from fused3s.fused.choice import GraphSize, takes_edges
 from fused3s.fused.planning import gpu_csr
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
-from fused3s.fused.planning.gpu_plan import GPUPlan
+from fused3s.fused.planning.gpu_plan import GPUPlan, plan_instances
 from fused3s.fused.planning.plan import make_room, plan_graph, queue_plan
 from fused3s.fused.tiles.backward import GRADIENTS
 from fused3s.fused.tuning import SM90
@@ -70,7 +70,7 @@ def test_the_kernels_of_a_plan_are_named_before_they_are_launched(planned, monke
     named, fill = set(), GPUPlan.fill
 
     def named_first(plan, source, *row_ids):
-        named.update(each.name for each in plan.kernels(source).instances())
+        named.update(each.name for each in plan_instances(*plan.kernels(source)))
         fill(plan, source, *row_ids)
 
     monkeypatch.setattr(GPUPlan, "fill", named_first)
