@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fused3s.backends.base import Backend, Call, Gradients, InputSpec, Memory
+from fused3s.backends.base import Backend, BackwardCall, Call, Gradients, InputSpec
 from fused3s.backends.cuda import NO_GPU, refuse_gradients
 from fused3s.errors import UnsupportedGraphError
 from fused3s.graph.edges import canonical_csr, rows_of_edges
@@ -100,19 +100,12 @@ class TorchHarmonicsBackend(Backend):
         output = _operators().forward(*_inputs(data, call), self._weight(data, call), *_pattern(data))
         return _points(output).to(call.out_dtype)
 
-    def attend_backward(
-        self,
-        data: SphereData,
-        call: Call,
-        output: torch.Tensor,
-        grad_output: torch.Tensor,
-        wanted: frozenset[str],
-        into: Memory | None = None,
-    ) -> Gradients:
-        if others := sorted(wanted - {"query", "key", "value"}):
+    def attend_backward(self, data: SphereData, given: BackwardCall) -> Gradients:
+        call = given.call
+        if others := sorted(given.wanted - {"query", "key", "value"}):
             raise ValueError(f"backend {self.name} has gradients of q, k and v alone; {', '.join(others)} is wanted")
-        given = (*_inputs(data, call), _planes(grad_output.to(call.query.dtype), data.queries))
-        found = _operators().backward(*given, self._weight(data, call), *_pattern(data))
+        inputs = (*_inputs(data, call), _planes(given.grad_output.to(call.query.dtype), data.queries))
+        found = _operators().backward(*inputs, self._weight(data, call), *_pattern(data))
         key, value, query = (_points(gradient) for gradient in found)
         return Gradients(query=query * call.scale, key=key, value=value)
 

@@ -9,7 +9,7 @@ import torch
 
 from .arguments import DTYPES, check_flag, finite_number, resolve_device
 from .backends import REGISTRY
-from .backends.base import Call, Gradients, InputSpec
+from .backends.base import BackwardCall, Call, Gradients, InputSpec
 from .backends.cuda import forward_only
 from .graph.edge_order import EdgeOrder
 from .graph.reorder.row_order import RowOrder
@@ -150,7 +150,7 @@ class AttentionPlan:
         if return_lse and not backend.writes_lse:
             able = ", ".join(name for name, backend in REGISTRY.items() if backend.writes_lse)
             raise ValueError(f"return_lse: backend {self.backend} has no log-sum-exp; these have: {able}")
-        call = self._call(q, k, v, shape, scale, out_dtype, edges, dropout)
+        call = self.call(q, k, v, scale, out_dtype, edges, dropout, shape)
         differentiated = not backend.autograd and is_differentiated(call)
         if differentiated:
             self.require_backward()
@@ -226,12 +226,13 @@ class AttentionPlan:
             raise ValueError(
                 f"wanted: got {', '.join(map(str, sorted(extra, key=str)))}; {', '.join(allowed)} are allowed{why}"
             )
-        call = self._call(q, k, v, shape, scale, output.dtype, edges, dropout)
+        call = self.call(q, k, v, scale, output.dtype, edges, dropout, shape)
         if shape is None:
-            return backend.attend_backward(self.data, call._replace(lse=lse), output, grad_output, wanted)
+            given = BackwardCall(call._replace(lse=lse), output, grad_output, wanted)
+            return backend.attend_backward(self.data, given)
         call = call._replace(lse=shape.rows_of(lse).contiguous())
-        results = shape.query(output).contiguous(), shape.query(grad_output)
-        return shape.gradients(backend.attend_backward(self.data, call, *results, wanted))
+        given = BackwardCall(call, shape.query(output).contiguous(), shape.query(grad_output), wanted)
+        return shape.gradients(backend.attend_backward(self.data, given))
 
     def call(
         self,
@@ -242,25 +243,14 @@ class AttentionPlan:
         out_dtype: torch.dtype | None = None,
         edges: BoundEdges | EdgeData | None = None,
         dropout: Dropout | float = 0.0,
+        shape: CallShape | None = None,
     ) -> Call:
-        """The checked arguments of `__call__` as backends take them; shapes of q, k and v are not checked.
+        """The checked arguments of `__call__` as backends take them. `shape`: by `CallShape.of`; shapes of q, k and v
+        are not checked.
 
         Raises:
             ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
         """
-        return self._call(q, k, v, CallShape.of(q, k, v, self.groups), scale, out_dtype, edges, dropout)
-
-    def _call(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        shape: CallShape | None,
-        scale: float | None,
-        out_dtype: torch.dtype | None,
-        edges: BoundEdges | EdgeData | None,
-        dropout: Dropout | float,
-    ) -> Call:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else finite_number("scale", scale)
         out_dtype = q.dtype if out_dtype is None else out_dtype
         if out_dtype not in DTYPES:
@@ -274,7 +264,7 @@ class AttentionPlan:
         return Call(q, k, v, scale, out_dtype, None, edges)
 
     def bind_edges(self, data: EdgeData, *, check_values: bool = True) -> BoundEdges:
-        """Check the edge data of this plan's graph and sort it into the backend's order, once for many calls.
+        """Check the edge data of this plan's graph and sort it into CSR order, once for many calls.
 
         The result holds sorted copies, is for this plan alone, and carries gradients back to `data`: if the data is
         trained, bind it at each step.
@@ -304,10 +294,9 @@ class AttentionPlan:
                 "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
                 "before the capture with plan.bind_edges(data)"
             )
-        order = self.edge_order, REGISTRY[self.backend].edge_order(self.data)
         if self.groups is not None:
-            return bind_groups(data, *order, self.shape, self.device, self.groups, check_values)
-        return bind(data, *order, self.shape, self.device, check_values)
+            return bind_groups(data, self.edge_order, self.shape, self.device, self.groups, check_values)
+        return bind(data, self.edge_order, self.shape, self.device, check_values)
 
     def require_backward(self) -> None:
         """Raise a ValueError if the plan lacks the arrays of its backend's backward pass."""

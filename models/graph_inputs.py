@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fused3s import AttentionPlan, BoundEdges
-from fused3s.backends import REGISTRY
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edge_order import EdgeOrder
 from fused3s.terms.edge_data import scored_edges
@@ -225,8 +224,6 @@ def _edge_inputs(
             "fused3s.plan_attention(graph, ..., edge_data=True)"
         )
     edge = plan.edge_order.edge_of_csr
-    position = REGISTRY[plan.backend].edge_order(plan.data)
-    edge = edge if position is None else edge[position]
     source, target = (nodes.to(device).long()[edge] for nodes in ends)
     features = features.to(device, dtype if features.is_floating_point() else torch.int64)
     return EdgeInputs(features[edge], source, target, plan.edge_order)

@@ -41,7 +41,7 @@ class Call(NamedTuple):
         out_dtype: type of the output.
         lse: [num_rows, H] float32, output: the natural log-sum-exp of each row's scores. Only for backends with
             `writes_lse`; None if it is not wanted.
-        edges: edge data in the order of `Backend.edge_order`, with weights and dropout. Only for backends with
+        edges: edge data in CSR order, with weights and dropout. Only for backends with
             `takes_edges`; backends with `takes_dropout` also get a dropout without edge data.
     """
 
@@ -95,6 +95,27 @@ class Gradients(NamedTuple):
     edge_values: torch.Tensor | None = None
     head_values: torch.Tensor | None = None
     additive_weight: torch.Tensor | None = None
+
+
+class BackwardCall(NamedTuple):
+    """The backward pass of one call of a backend.
+
+    Attributes:
+        call: the call of the forward pass, with `lse` filled by it.
+        output: [num_rows, H, d], result of the forward pass.
+        grad_output: [num_rows, H, d] of the output's type, any strides.
+        wanted: the fields of `Gradients` to compute.
+        into: optional memory for the gradients of query, key and value. A backend may ignore it and return new tensors,
+            or write all three where it returns fewer.
+        grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
+    """
+
+    call: Call
+    output: torch.Tensor
+    grad_output: torch.Tensor
+    wanted: frozenset[str]
+    into: Memory | None = None
+    grad_lse: torch.Tensor | None = None
 
 
 class Backend(ABC):
@@ -187,10 +208,6 @@ class Backend(ABC):
         None if `build` did not record it."""
         return None
 
-    def edge_order(self, data: Any) -> torch.Tensor | None:
-        """[nnz] int64 on the device of `data`: CSR position of each edge of the format; None if it is CSR order."""
-        return None
-
     def describe(self, data: Any) -> str:
         """Sizes of the format as text for `print(plan)`; may be empty."""
         return ""
@@ -199,28 +216,8 @@ class Backend(ABC):
     def attend(self, data: Any, call: Call) -> torch.Tensor:
         """Attention over `data`, the result of `build`. Returns [num_rows, H, d] of type `call.out_dtype`."""
 
-    def attend_backward(
-        self,
-        data: Any,
-        call: Call,
-        output: torch.Tensor,
-        grad_output: torch.Tensor,
-        wanted: frozenset[str],
-        into: Memory | None = None,
-        grad_lse: torch.Tensor | None = None,
-    ) -> Gradients:
-        """Gradients of `attend`, for backends with `has_backward`.
-
-        Args:
-            data: result of `build` for inputs with `backward`.
-            call: the call of the forward pass, with `lse` filled by it.
-            output: [num_rows, H, d], result of the forward pass.
-            grad_output: [num_rows, H, d] of the output's type, any strides.
-            wanted: the fields of `Gradients` to compute.
-            into: optional memory for the gradients of query, key and value. A backend may ignore it and return new
-                tensors, or write all three where it returns fewer.
-            grad_lse: [num_rows, H] float32, gradient of the log-sum-exp; None for 0.
-        """
+    def attend_backward(self, data: Any, given: BackwardCall) -> Gradients:
+        """Gradients of `attend` over `data` of inputs with `backward`, for backends with `has_backward`."""
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 
 

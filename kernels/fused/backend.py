@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..backends.base import Call, Gradients, InputSpec, Memory
+from ..backends.base import BackwardCall, Call, Gradients, InputSpec
 from ..backends.cuda import MAX_DIM, CudaBackend, check_out_dtype, product_type
 from ..runtime.device import gpu_limits
 from ..runtime.jit import ELEMENTS, KernelInstance, compile_ahead, get_kernel, input_element
@@ -98,20 +98,11 @@ class Fused3SBackend(CudaBackend):
             call = call.to(rounded)
         return launch_forward(data.ready(), call)
 
-    def attend_backward(
-        self,
-        data: Fused3SPlan,
-        call: Call,
-        output: torch.Tensor,
-        grad_output: torch.Tensor,
-        wanted: frozenset[str],
-        into: Memory | None = None,
-        grad_lse: torch.Tensor | None = None,
-    ) -> Gradients:
-        data, dtype = data.ready(is_forward=False), call.query.dtype
+    def attend_backward(self, data: Fused3SPlan, given: BackwardCall) -> Gradients:
+        data, dtype = data.ready(is_forward=False), given.call.query.dtype
         if dtype is not torch.float32 or (rounded := product_type(dtype)) is dtype:
-            return launch_gradients(data, call, output, grad_output, wanted, into, grad_lse)
-        found = launch_gradients(data, call.to(rounded), output, grad_output, wanted, grad_lse=grad_lse)
+            return launch_gradients(data, given)
+        found = launch_gradients(data, given._replace(call=given.call.to(rounded), into=None))
         return Gradients(*[None if gradient is None else gradient.to(dtype) for gradient in found])
 
 

@@ -7,7 +7,7 @@ cuda/edges/backward.cu  edge by edge: narrow heads on sparse graphs, and all edg
 import torch
 from torch.nn import functional
 
-from ..backends.base import Call, Gradients, InputSpec, Memory
+from ..backends.base import BackwardCall, Gradients, InputSpec
 from ..backends.cuda import product_type
 from ..runtime.jit import KernelInstance, input_element
 from .data import Fused3SData
@@ -27,28 +27,19 @@ def gradient_instances(data: Fused3SData, inputs: InputSpec) -> list[KernelInsta
     return pass_instances(data, input_element(dtype), tile_columns(dim), None)
 
 
-def launch_gradients(
-    data: Fused3SData,
-    call: Call,
-    output: torch.Tensor,
-    grad_output: torch.Tensor,
-    wanted: frozenset[str],
-    into: Memory | None = None,
-    grad_lse: torch.Tensor | None = None,
-) -> Gradients:
-    """Queue the backward pass on torch's current stream; arguments as in `Backend.attend_backward`."""
-    dim = call.query.shape[2]
+def launch_gradients(data: Fused3SData, given: BackwardCall) -> Gradients:
+    """Queue the backward pass on torch's current stream."""
+    call, dim = given.call, given.call.query.shape[2]
     by_tile = data.column_work_items is not None and (
         call.edges is None or backward_fits_tiles(call.edges, call.query.dtype)
     )
     if dim % 2 and (by_tile or not takes_columns(call)):  # as in the forward pass
-        output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (output, grad_output))
-        found = launch_gradients(data, padded_call(call), output, grad_output, wanted, grad_lse=grad_lse)
-        return _without_padding(found, dim)
+        output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (given.output, given.grad_output))
+        padded = given._replace(call=padded_call(call), output=output, grad_output=grad_output, into=None)
+        return _without_padding(launch_gradients(data, padded), dim)
     if not by_tile and data.column_items is None:
         require_edge_arrays(None)
-    launch = launch_backward if by_tile else launch_edge_backward
-    return launch(data, call, output, grad_output, wanted, into, grad_lse)
+    return launch_backward(data, given) if by_tile else launch_edge_backward(data, given)
 
 
 def _without_padding(found: Gradients, dim: int) -> Gradients:

@@ -1,4 +1,4 @@
-"""The base class of GATConv and GATv2Conv: attention call, end of the layer, PyG's initial weights."""
+"""The base class of GATConv, GATv2Conv and TransformerConv: arguments, plan, attention call, end of the layer."""
 
 import warnings
 
@@ -18,14 +18,44 @@ _warned: set[str] = set()  # reasons, one for each kind of layer and edge_dim; o
 
 
 class AttentionConv(Layer):
-    """A layer with the attributes heads, out_channels, concat, dropout, add_self_loops, fill_value, edge_dim, backend
-    and cache, the module `lin_edge` or None, and the parameter `bias` or None."""
+    """A layer with the arguments that `keep` keeps, and the module `lin_edge` or None. GATConv and GATv2Conv also have
+    the attributes add_self_loops and fill_value, and the parameter `bias` or None."""
+
+    add_self_loops = False
+
+    def keep(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int,
+        concat: bool,
+        dropout: float,
+        edge_dim: int | None,
+        backend: str,
+        cache: bool,
+    ) -> tuple[int, int, int, int]:
+        """Check the arguments that all layers have and make them attributes; the columns of sources, of targets, of all
+        heads, and of the output.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong.
+        """
+        for name, size in (("out_channels", out_channels), ("heads", heads)):
+            check_integer(name, size, 1, MOST_COLUMNS)
+        if edge_dim is not None:
+            check_integer("edge_dim", edge_dim, 1, MAX_DIM)
+        check_rate("dropout", dropout)
+        sources, targets = check_columns(in_channels)
+        self.in_channels, self.out_channels, self.heads, self.concat = in_channels, out_channels, heads, concat
+        self.dropout, self.edge_dim, self.backend, self.cache = dropout, edge_dim, backend, cache
+        width = heads * out_channels
+        return sources, targets, width, width if concat else out_channels
 
     def plan(
         self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
     ) -> AttentionPlan:
-        """The plan of an edge_index with the self-loops that the layer adds, to pass to `forward` in its place; for the
-        weights' type, or that of autocast. A CUDA graph can capture a call with a plan.
+        """The plan of an edge_index, with the self-loops if the layer adds them, to pass to `forward` in its place; for
+        the weights' type, or that of autocast. A CUDA graph can capture a call with a plan.
 
         Args:
             edge_index: as in `forward`.
@@ -146,22 +176,6 @@ class AttentionConv(Layer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
-
-
-def check_layer(
-    in_channels: int | tuple[int, int], out_channels: int, heads: int, dropout: float, edge_dim: int | None
-) -> tuple[int, int]:
-    """Columns of sources and of targets.
-
-    Raises:
-        TypeError, ValueError: an argument of a layer is wrong.
-    """
-    for name, size in (("out_channels", out_channels), ("heads", heads)):
-        check_integer(name, size, 1, MOST_COLUMNS)
-    if edge_dim is not None:
-        check_integer("edge_dim", edge_dim, 1, MAX_DIM)
-    check_rate("dropout", dropout)
-    return check_columns(in_channels)
 
 
 def ends_of(x: Tensor | tuple[Tensor, Tensor | None], needs_targets: bool = True) -> tuple[Tensor, Tensor | None]:

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
-from ..backends import REGISTRY
-from ..terms.edge_data import edge_permutation
-from .attention_conv import AttentionConv, check_layer, ends_of, two_sizes
+from .attention_conv import AttentionConv, ends_of, two_sizes
 from .cached.edge_scores import refuse_plan, weights_of_edges
 from .cached.self_loops import check_fill_value, edge_list, is_sparse
 from .joint.gat import SCORE, SCORE_OF_EDGES, GATCall
@@ -66,21 +64,13 @@ class GATConv(AttentionConv):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        sources, targets = check_layer(in_channels, out_channels, heads, dropout, edge_dim)
+        given = in_channels, out_channels, heads, concat, dropout, edge_dim, backend, cache
+        sources, targets, width, out_width = self.keep(*given)
         check_fill_value(fill_value)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.heads = heads
-        self.concat = concat
         self.negative_slope = negative_slope
-        self.dropout = dropout
         self.add_self_loops = add_self_loops
-        self.edge_dim = edge_dim
         self.fill_value = fill_value
         self.residual = residual
-        self.backend = backend
-        self.cache = cache
-        width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
         self.lin = self.lin_src = self.lin_dst = self.lin_edge = None
         if isinstance(in_channels, int):
             self.lin = linear(in_channels, width, False, lazy=LazyGlorotLinear)
@@ -197,8 +187,8 @@ class GATConv(AttentionConv):
             return self._attend(*self._values_and_scores(source, target), edge_scores, plan, target.shape[0])
         score, values = SCORE, None
         if edge_scores is not None:
-            order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
-            score, values = SCORE_OF_EDGES, edge_scores.to(dtype).index_select(0, order).unsqueeze(-1)
+            edge_scores = edge_scores.to(dtype).index_select(0, plan.edge_order.edge_of_csr)
+            score, values = SCORE_OF_EDGES, edge_scores.unsqueeze(-1)
         call = GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate)
         with torch.autocast(source.device.type, enabled=False) if dtype is not of_source.dtype else nullcontext():
             return run_as_node(call, values, bias, *given)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
 from ..torch_side.side_by_side import RowParts
-from .attention_conv import AttentionConv, check_layer, ends_of, warn_of_slower_layer
+from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
 from .cached.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from .cached.self_loops import check_fill_value, edge_list
 from .joint.gat import GATv2Call
@@ -27,22 +27,13 @@ from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
 class GATv2Conv(JointModule, AttentionConv):
     """GATv2Conv with fused sparse attention.
 
+    The arguments are those of `GATConv`, except for these:
+
     Args:
-        in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.
-        out_channels: C, columns of a head.
-        heads: H, number of heads.
-        concat: True: H C output columns; False: the mean of the heads, C columns.
-        negative_slope: of the leaky ReLU of the scores.
-        dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
-        add_self_loops: replace the self-loops of the graph by one for each node.
         edge_dim: columns of edge_attr, any number; None for a layer without edge features. With them the scores are
             computed in plain torch from [E, H, C], with a `fused3s.SlowerBackendWarning` on a GPU.
-        fill_value: features of the added self-loops, see `GATConv`.
         bias: whether the projections and the output have biases.
         share_weights: one projection for sources and targets.
-        residual: whether a projection of the targets is added to the output.
-        backend: attention backend, see `fused3s.list_backends`.
-        cache: whether `forward` caches the plan of an edge_index tensor; False: it plans at every call.
 
     Raises:
         ValueError: an argument is out of range.
@@ -67,22 +58,14 @@ class GATv2Conv(JointModule, AttentionConv):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        sources, targets = check_layer(in_channels, out_channels, heads, dropout, edge_dim)
+        given = in_channels, out_channels, heads, concat, dropout, edge_dim, backend, cache
+        sources, targets, width, out_width = self.keep(*given)
         check_fill_value(fill_value)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.heads = heads
-        self.concat = concat
         self.negative_slope = negative_slope
-        self.dropout = dropout
         self.add_self_loops = add_self_loops
-        self.edge_dim = edge_dim
         self.fill_value = fill_value
         self.share_weights = share_weights
         self.residual = residual
-        self.backend = backend
-        self.cache = cache
-        width, out_width = heads * out_channels, out_channels * (heads if concat else 1)
         self.lin_l = linear(sources, width, bias, lazy=LazyGlorotLinear)
         self.lin_r = self.lin_l if share_weights else linear(targets, width, bias, lazy=LazyGlorotLinear)
         self.att = nn.Parameter(torch.empty(1, heads, out_channels))

@@ -18,9 +18,8 @@ from torch.nn import functional
 from .. import AttentionPlan, BoundEdges
 from ..arguments import check_dense
 from ..terms.edge_data import MAX_FEATURES
-from ..torch_side.autocast import input_type
 from ..torch_side.side_by_side import RowParts
-from .attention_conv import check_layer, ends_of, two_sizes, warn_of_slower_layer
+from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
 from .cached.edge_attention import attend_edges
 from .cached.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
 from .cached.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
@@ -32,7 +31,7 @@ from .joint.projections import Projections
 from .lazy_linear import linear
 
 
-class TransformerConv(JointModule):
+class TransformerConv(JointModule, AttentionConv):
     """TransformerConv with fused sparse attention.
 
     Weights and biases of the projections are views of one memory, as in `torch.nn.LSTM`, so one GEMM needs no copy.
@@ -72,20 +71,11 @@ class TransformerConv(JointModule):
         cache: bool = True,
     ) -> None:
         super().__init__()
-        sources, targets = check_layer(in_channels, out_channels, heads, dropout, edge_dim)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.heads = heads
-        self.concat = concat
+        given = in_channels, out_channels, heads, concat, dropout, edge_dim, backend, cache
+        sources, targets, width, out_width = self.keep(*given)
         self.beta = beta and root_weight
-        self.dropout = dropout
-        self.edge_dim = edge_dim
         self.root_weight = root_weight
-        self.backend = backend
-        self.cache = cache
         self._scale = out_channels**-0.5
-        width = heads * out_channels
-        out_width = width if concat else out_channels
         self.lin_key = linear(sources, width, bias)
         self.lin_query = linear(targets, width, bias)
         self.lin_value = linear(sources, width, bias)
@@ -102,30 +92,15 @@ class TransformerConv(JointModule):
         for layer in self.children():
             layer.reset_parameters()
 
-    def plan(
-        self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
+    def plan_edges(
+        self, edges: Tensor | AttentionPlan, shape: tuple[int, int], dtype: torch.dtype, backward: bool
     ) -> AttentionPlan:
-        """The plan of an edge_index, to pass to `forward` in its place; for the weights' type, or that of autocast.
-
-        Args:
-            edge_index: as in `forward`.
-            num_nodes: N, or (number of sources, number of targets).
-            backward: also build the arrays of the backward pass. None: if a call now would record gradients.
-
-        Raises:
-            TypeError, ValueError: see `fused3s.nn.cached.planned_edges.plan_edge_index`.
-        """
-        sources, targets = two_sizes("num_nodes", num_nodes)
-        weight = self.lin_query.weight
-        if backward is None:
-            backward = torch.is_grad_enabled() and weight.requires_grad
-        return self._plan(edge_index, (targets, sources), input_type(weight.dtype, weight.device.type), backward)
-
-    def _plan(self, edge_index: Tensor, shape: tuple[int, int], dtype: torch.dtype, backward: bool) -> AttentionPlan:
+        if isinstance(edges, AttentionPlan):
+            return edges
         return plan_edge_index(
-            edge_index,
+            edges,
             shape,
-            backend=self._backend_for(edge_index),
+            backend=self._backend_for(edges),
             dtype=dtype,
             head_dim=self.out_channels,
             num_heads=self.heads,
@@ -245,7 +220,7 @@ class TransformerConv(JointModule):
         plan, target, source = edge_index, inputs[0], inputs[-1]
         if not isinstance(plan, AttentionPlan):
             backward = torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *parameters))
-            plan = self._plan(plan, (target.shape[0], source.shape[0]), dtype, backward)
+            plan = self.plan_edges(plan, (target.shape[0], source.shape[0]), dtype, backward)
         if isinstance(edge_attr, Tensor):
             edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
         elif edge_attr is not None:
@@ -332,7 +307,7 @@ class TransformerConv(JointModule):
                     dropout=dropout,
                 )
             shape = (query.shape[0], key.shape[0])
-            plan = self._plan(edge_index, shape, query.dtype, backward=query.requires_grad or key.requires_grad)
+            plan = self.plan_edges(edge_index, shape, query.dtype, query.requires_grad or key.requires_grad)
         if weight is None:
             out = plan(query, key, value, scale=scale, dropout=dropout)
         else:
@@ -355,6 +330,3 @@ class TransformerConv(JointModule):
         check_dense("edge_attr", edge_attr)
         if edge_attr.dim() != 2 or edge_attr.shape[1] != self.edge_dim:
             raise ValueError(f"edge_attr: got shape {tuple(edge_attr.shape)}; [E, {self.edge_dim}] is needed")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"

@@ -16,8 +16,8 @@ class _Slot:
         self.event = torch.cuda.Event()
 
 
-# Key: GPU, stream, count of numbers. As many free slots as the stream had copies at once: they run in order, so that behind
-# a pending one more of them would be pending. They live as long as the process. The operations of a deque are atomic.
+# Key: GPU, stream, count of numbers. As many free slots as the stream had copies at once: they run in order, so that
+# those behind a pending one are pending, too. They live as long as the process. Operations of a deque are atomic.
 _free: dict[tuple[int, int, int], deque[_Slot]] = {}
 
 

@@ -13,7 +13,7 @@ Multiplier, bias, f and clamp are one expression for backends (`score_term`).
 No [nnz, H, d] tensor is needed: <q_i, W a_ij> = <W^T q_i, a_ij> and sum_j p_ij W' a_ij = W' sum_j p_ij a_ij.
 
 `EdgeData` holds the caller's tensors in the caller's edge order (`graph.edge_order`). `AttentionPlan.bind_edges`
-checks them and sorts them into the backend's order: `BoundEdges`, the argument of backends.
+checks them and sorts them into CSR order: `BoundEdges`, the argument of backends.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ class EdgeData:
 
 @dataclass(frozen=True, eq=False)
 class BoundEdges:
-    """Checked edge data in the order of one plan's backend; the result of `AttentionPlan.bind_edges`.
+    """Checked edge data of one plan in CSR order; the result of `AttentionPlan.bind_edges`.
 
     `dataclasses.replace(bound, key_weight=...)` changes weights without binding the edges again; a call refuses other
     types, and other fields that kernels would read past their ends.
@@ -181,17 +181,15 @@ TENSORS = (*FLOATS, "types")
 def bind(
     data: EdgeData,
     order: EdgeOrder | None,
-    backend_order: torch.Tensor | None,
     shape: tuple[int, int],
     device: torch.device,
     check_values: bool = True,
 ) -> BoundEdges:
-    """Check edge data and sort it into a backend's order.
+    """Check edge data and sort it into CSR order.
 
     Args:
         data: on `device`.
         order: edge order of the graph; None if the plan keeps none: `data` has nothing that belongs to an edge.
-        backend_order: [nnz] int64, the CSR position of each edge of the backend's format; None: CSR order.
         check_values: whether to check for NaN and infinities, which waits for the GPU. Types are always checked:
             kernels compute addresses from them.
         shape: (num_rows, num_cols) of the graph.
@@ -220,7 +218,7 @@ def bind(
     if clamp is not None and clamp <= 0:
         raise ValueError(f"clamp: got {clamp}; a positive finite number is needed, or None for no clamp")
 
-    edge = None if order is None else edge_permutation(order, backend_order)
+    edge = None if order is None else order.edge_of_csr
     features, types = (None if tensor is None else tensor.index_select(0, edge) for tensor in (features, types))
     if features is not None:  # kernels load whole rows of MAX_FEATURES columns
         features = functional.pad(features, (0, MAX_FEATURES - num_features))
@@ -258,11 +256,6 @@ def belongs_to_edges(data: EdgeData) -> bool:
     of_edges = data.bias, data.multiplier, data.features, data.types
     has_values = isinstance(data.score, ScoreTerm) and bool(data.score.values["edge"])
     return has_values or any(each is not None for each in of_edges)
-
-
-def edge_permutation(order: EdgeOrder, backend_order: torch.Tensor | None) -> torch.Tensor:
-    """[nnz] integers: for each edge of a backend's format its index in the caller's order."""
-    return order.edge_of_csr if backend_order is None else order.edge_of_csr[backend_order]
 
 
 def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:

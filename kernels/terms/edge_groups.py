@@ -13,7 +13,7 @@ import torch
 
 from ..graph.edge_order import EdgeOrder
 from ..torch_side.call_shapes import CallShape, HeadGroups, padded, to_rows
-from .edge_data import BoundEdges, EdgeData, bind, check_edges, edge_permutation, score_shape
+from .edge_data import BoundEdges, EdgeData, bind, check_edges, score_shape
 from .score_expression import parse, renamed
 from .score_source import KINDS, count_values
 from .score_term import MOST_VALUES
@@ -47,7 +47,6 @@ def groups_of(edges: BoundEdges) -> HeadGroups | None:
 def bind_groups(
     data: EdgeData,
     order: EdgeOrder | None,
-    backend_order: torch.Tensor | None,
     shape: tuple[int, int],
     device: torch.device,
     groups: HeadGroups,
@@ -60,7 +59,7 @@ def bind_groups(
         shape: (num_rows, num_cols) of the caller's graph.
     """
     callers = None if order is None else EdgeOrder(torch.arange(order.num_edges // groups.size, device=device))
-    bound = bind(data, callers, None, shape, device, check_values)  # with errors in the caller's numbers
+    bound = bind(data, callers, shape, device, check_values)  # with errors in the caller's numbers
     given = {field.name: getattr(bound, field.name) for field in fields(BoundEdges)}
     heads = {each.shape[1] for name in OF_QUERY_HEADS if (each := given[name]) is not None and each.shape[1] > 1}
     if len(heads) > 1 or any(number % groups.rows for number in heads):
@@ -76,7 +75,7 @@ def bind_groups(
         )
     given |= {"groups": groups, "query_heads": next(iter(heads), None), "kv_heads": kv_heads}
     if given["order"] is callers and order is not None:
-        edge, given["order"] = edge_permutation(order, backend_order), order
+        edge, given["order"] = order.edge_of_csr, order
         for name in ("edge_values", "padded_features", "types"):
             if given[name] is not None:
                 given[name] = _in_rows(given[name], groups.size).index_select(0, edge)

@@ -187,7 +187,7 @@ class BoundScore:
         numbers: of number0, number1, ...
         row, column, head: [num_rows, 1 or H, n], [num_cols, 1 or H, n], [1, 1 or H, n] float32 or float64;
             None without values.
-        edge: [nnz, 1 or H, n] of q's type, in the order of the backend: values of the term, multiplier, bias.
+        edge: [nnz, 1 or H, n] of q's type, in CSR order: values of the term, multiplier, bias.
     """
 
     text: str
@@ -214,7 +214,7 @@ def bind_score(
         multiplier, bias: [E, 1 or H], checked.
         clamp: c, checked.
         lengths: how many rows, columns and edges there are, by kind.
-        edge_order: [nnz], the caller's edge of each edge of a backend's format; may be None without values of edges.
+        edge_order: [nnz], the caller's edge of each edge in CSR order; may be None without values of edges.
         check_values: look for NaN and +inf, which waits for the GPU.
     """
     if not isinstance(term, ScoreTerm | None):

@@ -5,15 +5,15 @@ First derivatives in reverse mode: double backward, forward mode and vmap raise 
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NoReturn
 
 import torch
 
-from ..backends.base import Backend, Call, Gradients, Memory
+from ..backends.base import Backend, BackwardCall, Call, Gradients, Memory
 from ..terms.dropout import Dropout
 from ..terms.edge_data import FLOATS, BoundEdges
-from .once_differentiable import refuse_double_backward
+from .once_differentiable import OnceDifferentiable, refuse_vmap
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 from .torch_private import autograd_active, functorch_active
 
@@ -43,26 +43,18 @@ def attend_with_gradients(
     return found if returns_lse else (found, None)
 
 
-def gradients_of(
-    backend: Backend,
-    data: Any,
-    call: Call,
-    output: torch.Tensor,
-    grad_output: torch.Tensor,
-    wanted: frozenset[str],
-    into: Memory | None = None,
-    grad_lse: torch.Tensor | None = None,
-) -> Gradients:
+def gradients_of(backend: Backend, data: Any, given: BackwardCall) -> Gradients:
     """`Backend.attend_backward`, or, for a backend with `autograd`, autograd through a second forward pass."""
     if not backend.autograd:
-        return backend.attend_backward(data, call, output, grad_output, wanted, into, grad_lse)
+        return backend.attend_backward(data, given)
+    call = given.call
     with autograd_active():
-        given = [*call[:3], *(() if call.edges is None else call.edges.tensors())]
-        places = [place for place, name in enumerate(Gradients._fields) if name in wanted]
+        tensors = [*call[:3], *(() if call.edges is None else call.edges.tensors())]
+        places = [place for place, name in enumerate(Gradients._fields) if name in given.wanted]
         for place in places:
-            given[place] = given[place].detach().requires_grad_()
-        output = backend.attend(data, with_tensors(call, given, None)._replace(out_dtype=output.dtype))
-        found = torch.autograd.grad(output, [given[place] for place in places], grad_output)
+            tensors[place] = tensors[place].detach().requires_grad_()
+        output = backend.attend(data, with_tensors(call, tensors, None)._replace(out_dtype=given.output.dtype))
+        found = torch.autograd.grad(output, [tensors[place] for place in places], given.grad_output)
     return Gradients(**{Gradients._fields[place]: each for place, each in zip(places, found, strict=True)})
 
 
@@ -107,9 +99,11 @@ class _Attention(torch.autograd.Function):
         is_joint = wanted >= QKV and lie_side_by_side(*call[:3])
         into = new_side_by_side(call.query) if is_joint else None
         if torch.is_grad_enabled() or functorch_active():
-            found = _Gradients.apply(backend, data, call, wanted, into, output, lse, grad_output, grad_lse, *tensors)
+            compute = partial(_gradients, backend, data, call, wanted, into)
+            found = OnceDifferentiable.apply(backend.name, compute, output, lse, grad_output, grad_lse, *tensors)
         else:
-            found = backend.attend_backward(data, call, output, grad_output, wanted, into, grad_lse)
+            given = BackwardCall(call, output, grad_output, wanted, into, grad_lse)
+            found = backend.attend_backward(data, given)
         return None, None, None, None, *found[: len(tensors)], *(None,) * (len(tensors) - NUM_INPUTS)
 
 
@@ -141,7 +135,7 @@ class _TransformedAttention(_Attention):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
-        _refuse_vmap(backend.name)
+        refuse_vmap(backend.name)
 
 
 def _save(
@@ -162,44 +156,15 @@ def without_tensors(call: Call) -> Call:
     return Call(None, None, None, call.scale, call.out_dtype, None, edges)
 
 
-class _Gradients(torch.autograd.Function):
-    """`Backend.attend_backward` whose derivative raises; otherwise double backward would be silently wrong."""
-
-    @staticmethod
-    def forward(
-        backend: Backend,
-        data: Any,
-        call: Call,
-        wanted: frozenset[str],
-        into: Memory | None,
-        output: torch.Tensor,
-        lse: torch.Tensor,
-        grad_output: torch.Tensor,
-        grad_lse: torch.Tensor | None,
-        *tensors: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, ...]:
-        call = with_tensors(call, tensors, lse)
-        return backend.attend_backward(data, call, output, grad_output, wanted, into, grad_lse)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name = inputs[0].name
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> NoReturn:
-        refuse_double_backward(ctx.name)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        refuse_double_backward(ctx.name)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], backend: Backend, *inputs: Any) -> NoReturn:
-        _refuse_vmap(backend.name)
-
-
-def _refuse_vmap(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"backend {name} cannot be batched by vmap: put the batch into the heads, [N, H, d], or into the graph as "
-        "diagonal blocks"
-    )
+def _gradients(
+    backend: Backend,
+    data: Any,
+    call: Call,
+    wanted: frozenset[str],
+    into: Memory | None,
+    *tensors: torch.Tensor | None,
+) -> Gradients:
+    """`Backend.attend_backward` of a call with these tensors: output, lse, gradients of both, those of the call."""
+    output, lse, grad_output, grad_lse, *given = tensors
+    call = with_tensors(call, given, lse)
+    return backend.attend_backward(data, BackwardCall(call, output, grad_output, wanted, into, grad_lse))

@@ -1,5 +1,6 @@
 """Errors for derivatives that a backend lacks, where autograd would silently return wrong ones."""
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +13,13 @@ def refuse_double_backward(name: str) -> NoReturn:
     raise NotImplementedError(
         f"backend {name} has no second derivatives, and a gradient of its gradient is asked for (create_graph=True): "
         "use backend='scatter', or 'reference'"
+    )
+
+
+def refuse_vmap(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"backend {name} cannot be batched by vmap: put the batch into the heads, [N, H, d], or into the graph as "
+        "diagonal blocks"
     )
 
 
@@ -54,18 +62,34 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():
-            gradients = _Refusal.apply(ctx.name, len(gradients), *gradients, *ctx.saved_tensors)
+            count = len(gradients)
+
+            def views(*tensors: torch.Tensor) -> list[torch.Tensor]:
+                return [each.view_as(each) for each in tensors[:count]]
+
+            gradients = OnceDifferentiable.apply(ctx.name, views, *gradients, *ctx.saved_tensors)
         return None, *gradients
 
 
-class _Refusal(torch.autograd.Function):
-    """(name, count, *tensors) -> the first `count` tensors; all tensors are inputs of the node that raises."""
+class OnceDifferentiable(torch.autograd.Function):
+    """(name, compute, *tensors) -> compute(*tensors), whose derivative raises; all tensors are inputs of that node."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.name = name
-        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+    def forward(name: str, compute: Callable[..., Any], *tensors: torch.Tensor | None) -> tuple[Any, ...]:
+        return tuple(compute(*tensors))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.name = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> NoReturn:
         refuse_double_backward(ctx.name)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_double_backward(ctx.name)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], name: str, *inputs: Any) -> NoReturn:
+        refuse_vmap(name)

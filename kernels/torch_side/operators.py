@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ..backends import REGISTRY
-from ..backends.base import Call
+from ..backends.base import BackwardCall, Call
 from ..runtime.semaphores import fresh_semaphores
 from ..terms.dropout import Dropout
 from ..terms.edge_data import FLOATS, TENSORS, BoundEdges
@@ -126,9 +126,9 @@ def _attention_backward(*inputs: Any) -> list[torch.Tensor]:
     *inputs, output, lse, grad_output, grad_lse, wanted = inputs
     backend, data = REGISTRY[inputs[3]], _data_of(*inputs[3:5], lse)
     call = _call(*inputs, out_dtype=output.dtype, lse=lse)
-    names = names_of(tuple(wanted))
+    given = BackwardCall(call, output, grad_output, names_of(tuple(wanted)), grad_lse=grad_lse)
     with fresh_semaphores():  # no `into`: results of an operator must not share memory
-        found = gradients_of(backend, data, call, output, grad_output, names, grad_lse=grad_lse)
+        found = gradients_of(backend, data, given)
     return [gradient.contiguous() for gradient in found if gradient is not None]
 
 

@@ -13,7 +13,7 @@ from plan_oracle import data_by_edge
 from poison import poisoned_buffers
 from tolerance import FLOOR
 
-from fused3s.backends.base import Call, Gradients
+from fused3s.backends.base import BackwardCall, Call, Gradients
 from fused3s.fused.data import Fused3SData
 from fused3s.fused.edges.backward import launch_edge_backward
 from fused3s.fused.edges.forward import launch_edge_kernel
@@ -165,7 +165,7 @@ class EdgeCall:
             lse = torch.empty(tuple(query.shape[:2]), dtype=torch.float32, device=query.device)
             call = Call(query, key, value, self.scale, self.out_dtype, lse, self.edges)
             output = launch_edge_kernel(self.data, call)
-            gradients = launch_edge_backward(self.data, call, output, self.tensors["grad_output"], wanted)
+            gradients = launch_edge_backward(self.data, BackwardCall(call, output, self.tensors["grad_output"], wanted))
         return output, lse, gradients
 
     def leaves(self, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:

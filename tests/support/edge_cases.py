@@ -231,7 +231,7 @@ def bound_edges(
 ) -> BoundEdges:
     """Edge data of a kind, bound to a format with the edges `order`; with nothing in it where the kind is None."""
     data = EdgeData() if kind is None else edge_inputs(kind, graph.num_edges, heads, dim, dtype)
-    return bind(data, EdgeOrder(order), None, graph.shape, order.device)
+    return bind(data, EdgeOrder(order), graph.shape, order.device)
 
 
 def qkv(shape: tuple[int, int], heads: int, dim: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

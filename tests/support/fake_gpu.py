@@ -14,7 +14,7 @@ import torch
 from gpu_plan_on_cpu import gpu_on_cpu
 from poison import poisoned_buffers
 
-from fused3s.backends.base import Call
+from fused3s.backends.base import BackwardCall, Call
 from fused3s.fused import backend as fused3s
 from fused3s.fused import plan_state as fused3s_plan
 from fused3s.fused.planning import plan as fused3s_planning
@@ -82,11 +82,11 @@ class FakeEvent:
 def _poisoned(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> Callable[..., Any]:
     """A method of the backend whose buffers start as NaN."""
 
-    def run(backend: Any, data: Any, call: Call, *others: Any, **options: Any) -> Any:
-        if call.lse is not None and not others:  # the forward pass writes it
+    def run(backend: Any, data: Any, call: Call | BackwardCall) -> Any:
+        if isinstance(call, Call) and call.lse is not None:  # the forward pass writes it
             call.lse.fill_(torch.nan)
         with poisoned_buffers(monkeypatch):
-            return function(backend, data, call, *others, **options)
+            return function(backend, data, call)
 
     return run
 

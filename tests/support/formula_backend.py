@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fused3s.backends.base import Call, Gradients, InputSpec, Memory
+from fused3s.backends.base import BackwardCall, Call, Gradients, InputSpec
 from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import Edges, ReferenceBackend, edge_softmax_attention
 from fused3s.terms.edge_data import FLOATS
@@ -45,23 +45,15 @@ class FormulaBackend(ReferenceBackend):
         assert call.query.data_ptr() or not call.query.numel(), "a launch needs memory"
         return super().attend(data.edges, call)
 
-    def attend_backward(
-        self,
-        data: FormulaData,
-        call: Call,
-        output: torch.Tensor,
-        grad_output: torch.Tensor,
-        wanted: frozenset[str],
-        into: Memory | None = None,
-        grad_lse: torch.Tensor | None = None,
-    ) -> Gradients:
+    def attend_backward(self, data: FormulaData, given: BackwardCall) -> Gradients:
+        call, output, grad_output, wanted, _, grad_lse = given
         self.wanted.append(wanted)
         assert data.counted.tolist() == [data.edges.row.numel()], "a plan without what the backward pass reads"
         assert grad_output.shape == output.shape == call.query.shape
         with _autograd_active():
-            given = {"query": call.query, "key": call.key, "value": call.value}
-            given |= {} if call.edges is None else {name: getattr(call.edges, name) for name in FLOATS}
-            leaves = {name: each.detach().requires_grad_() for name, each in given.items() if each is not None}
+            inputs = {"query": call.query, "key": call.key, "value": call.value}
+            inputs |= {} if call.edges is None else {name: getattr(call.edges, name) for name in FLOATS}
+            leaves = {name: each.detach().requires_grad_() for name, each in inputs.items() if each is not None}
             edges = call.edges
             if edges is not None:
                 edges = replace(edges, **{name: leaf for name, leaf in leaves.items() if name in FLOATS})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from poison import poison
 
-from fused3s.fused.planning import gpu_csr, gpu_edges, gpu_plan, gpu_row_items
+from fused3s.fused.planning import gpu_csr, gpu_plan
 from fused3s.runtime import launch
 from tests.cuda_shim import cuda_on_cpu
 from tests.cuda_shim.cuda_on_cpu import MODES, CpuGpu
@@ -81,7 +81,7 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
 
     with monkeypatch.context() as patch:
         patch.setattr("torch.empty", poisoned)
-        for module in (gpu_csr, gpu_edges, gpu_plan, gpu_row_items):
+        for module in (gpu_csr, gpu_plan):
             patch.setattr(module, "get_kernel", gpu.get_kernel)
             patch.setattr(module, "address_of", address_of, raising=False)
             patch.setattr(module, "launch_all", launch_all, raising=False)

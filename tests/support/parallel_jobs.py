@@ -66,7 +66,8 @@ class SplitBackend(ReferenceBackend):
         refuse_gradients(self.name, *call[:3])
         return super().attend(data, call)
 
-    def attend_backward(self, data, call, output, grad_output, wanted, into=None, grad_lse=None):
+    def attend_backward(self, data, given):
+        call, output, grad_output, wanted, _, grad_lse = given
         assert grad_lse is None
         dropout = None if call.edges is None else call.edges.dropout
         case = GradientCase(data.row, data.col, *call[:3], grad_output, output, call.lse, call.scale, dropout)

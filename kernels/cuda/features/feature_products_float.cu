@@ -17,6 +17,11 @@ constexpr int kMinBlocks = 2;  // per SM, in the grid too, without spills
 constexpr int kDims = kChunkWords;  // dimensions of a chunk
 constexpr int kQuarters = kFeatures / 4;
 
+__device__ __forceinline__ void to_floats(float (&x)[4], uint4 words) {
+  x[0] = __uint_as_float(words.x), x[1] = __uint_as_float(words.y);
+  x[2] = __uint_as_float(words.z), x[3] = __uint_as_float(words.w);
+}
+
 template <int kDim>
 struct FloatRow : HeadRow<kDim, sizeof(float)> {
   using Base = HeadRow<kDim, sizeof(float)>;
@@ -46,16 +51,9 @@ struct FloatRow : HeadRow<kDim, sizeof(float)> {
   // quad.
   __device__ static __forceinline__ void weight(float (&x)[4], u32 lane_weight, int quad, int of_chunk, int quarter) {
     const u32 index = (quad * kQuadLanes * kDims + of_chunk) * kQuarters + quarter;
-    const uint4 v = ld_shared_v4_b32(lane_weight + static_cast<u32>(sizeof(float4)) * index);
-    x[0] = __uint_as_float(v.x), x[1] = __uint_as_float(v.y);
-    x[2] = __uint_as_float(v.z), x[3] = __uint_as_float(v.w);
+    to_floats(x, ld_shared_v4_b32(lane_weight + static_cast<u32>(sizeof(float4)) * index));
   }
 };
-
-__device__ __forceinline__ void to_floats(float (&x)[kDims], uint4 chunk) {
-  x[0] = __uint_as_float(chunk.x), x[1] = __uint_as_float(chunk.y);
-  x[2] = __uint_as_float(chunk.z), x[3] = __uint_as_float(chunk.w);
-}
 
 template <int kDim>
 __device__ KernelSizes project_query_float_sizes = {0, 0, kMinBlocks, FloatRow<kDim>::kHeads};

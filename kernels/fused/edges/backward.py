@@ -5,7 +5,7 @@ from operator import is_
 
 import torch
 
-from ...backends.base import Call, Gradients, Memory
+from ...backends.base import BackwardCall, Gradients
 from ...backends.cuda import aligned_rows, split_scratch, stride_scalars
 from ...runtime.device import WARP_SIZE
 from ...runtime.jit import Kernel, KernelInstance, get_kernel
@@ -42,27 +42,16 @@ def features_instance(dtype: torch.dtype) -> KernelInstance:
     return KernelInstance(SOURCE, "gradients_of_features", (dtype,))
 
 
-def launch_edge_backward(
-    data: Fused3SData,
-    call: Call,
-    output: torch.Tensor,
-    grad_output: torch.Tensor,
-    wanted: frozenset[str],
-    into: Memory | None = None,
-    grad_lse: torch.Tensor | None = None,
-) -> Gradients:
+def launch_edge_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     """Queue the kernels on torch's current stream. The gradients are bitwise reproducible.
 
     Args:
         data: A with the arrays of both edge-by-edge passes, on the tensors' GPU.
-        call: query, key and value of fp16, bf16 or float32, any row and head strides; edge data in CSR order.
-            `takes_columns` holds.
-        output: [num_rows, H, d] of the forward pass, of query's type or float32.
-        grad_output: [num_rows, H, d] of the output's type, any strides; float32 is rounded to query's type.
-        wanted: fields of `Gradients` to compute. `type_weight` and `key_factor` use plain torch and are not optimised.
-        into, grad_lse: see `Backend.attend_backward`.
+        given: query, key and value of fp16, bf16 or float32, any row and head strides; edge data in CSR order. The
+            output has query's type or float32, and a gradient of float32 is rounded to query's type. `takes_columns`
+            holds. Gradients of `type_weight` and `key_factor` use plain torch and are not optimised.
     """
-    query, key, value, scale, _, lse, edges = call
+    (query, key, value, scale, _, lse, edges), output, grad_output, wanted, into, grad_lse = given
     num_rows, num_heads, dim = query.shape
     terms, score = (0, None) if edges is None else (terms_of(edges), edges.score)
     over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, dim, num_heads, terms, score)

@@ -88,10 +88,10 @@ def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if projected.numel() == 0:
         return projected
     kernel = get_kernel(product_instance("project_query", query.dtype, dim), query.device.index)
-    row_stride, head_stride, _ = query.stride()
+    groups, (row_stride, head_stride, _) = -(-num_heads // kernel.sizes.block_items), query.stride()
     launch_kernel(
         kernel,
-        _grid(num_rows, num_heads, kernel, query.device),
+        (groups, _row_blocks(num_rows, groups, kernel, query.device)),
         WARPS * WARP_SIZE,
         {"query": query, "weight": weight, "projected": projected},
         kernel.scalars(
@@ -120,9 +120,10 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     if output.numel() == 0:
         return
     kernel = get_kernel(product_instance("add_features", weight.dtype, dim, output.dtype), output.device.index)
+    groups = -(-num_heads // kernel.sizes.block_items)
     launch_kernel(
         kernel,
-        _grid(num_rows, num_heads, kernel, output.device),
+        (groups, _row_blocks(num_rows, groups, kernel, output.device)),
         WARPS * WARP_SIZE,
         {"output": output, "feature_sums": feature_sums, "weight": weight},
         kernel.scalars(num_rows=num_rows, num_heads=num_heads, num_features=weight.shape[2]),
@@ -174,12 +175,6 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
 
 
 @lru_cache(1024)
-def _grid(num_rows: int, num_heads: int, kernel: Kernel, device: torch.device) -> tuple[int, int]:
-    """(head groups, row blocks)."""
-    groups = -(-num_heads // kernel.sizes.block_items)
-    return groups, _row_blocks(num_rows, groups, kernel, device)
-
-
 def _row_blocks(num_rows: int, groups: int, kernel: Kernel, device: torch.device) -> int:
     """Blocks per group that share its rows: at most as many as are resident at once, and as have rows."""
     resident = max(1, gpu_limits(device).num_sms * kernel.sizes.blocks_per_sm // groups)

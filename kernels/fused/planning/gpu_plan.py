@@ -15,7 +15,6 @@ be refilled with another graph, also inside a CUDA graph.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 
@@ -29,6 +28,8 @@ from ..data import Fused3SData
 from ..tuning import MANY_BLOCKS
 from .gpu_csr import (
     GPUCSR,
+    SCAN_BLOCKS,
+    SCAN_CHUNK,
     SORT_WARPS,
     WARP_EDGES,
     EdgeSource,
@@ -38,8 +39,14 @@ from .gpu_csr import (
     csr_instances,
     num_keys,
 )
-from .gpu_edges import PLAN_EDGES, slot_launch
-from .gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS, most_items_of, most_parts_of, row_launches
+from .gpu_row_items import (
+    PARTS_THREADS,
+    PLAN_PARTS,
+    PLAN_WHOLE_ROWS,
+    SORT_SEGMENT,
+    most_items_of,
+    most_parts_of,
+)
 from .schedule import (
     ITEM_WORDS,
     SCHEDULE_NUMBERS,
@@ -65,6 +72,8 @@ SCHEDULE_INPUTS = ("side", "is_first", "num_groups", "warps", "resident_warps", 
 COUNT_TILES, WRITE_TILES = (KernelInstance("plan/plan_tiles.cu", "plan_tiles", (writes,)) for writes in (False, True))
 PLAN_SCHEDULE = KernelInstance("plan/plan_schedule.cu", "plan_schedule", (4096,))  # keys sorted at a time
 PLAN_ITEMS = KernelInstance("plan/plan_schedule.cu", "plan_items")
+PLAN_EDGES = KernelInstance("plan/plan_edges.cu", "plan_edges")
+SLOT_WARPS = 8  # as in cuda/plan/plan_edges.cu
 
 
 @dataclass(frozen=True)
@@ -93,31 +102,23 @@ class PlanForm:
         return 0 if not self.schedules else 1 + any(each.of_transpose for each in self.schedules)
 
 
-class PlanKernels(NamedTuple):
-    """Which kernels fill a plan.
+def plan_instances(
+    wide: bool | None, is_csr: bool | None, transposes: bool, tiles: bool, row_items: bool, slots: bool
+) -> list[KernelInstance]:
+    """The kernels that fill a plan, in descending order of compile time, roughly.
 
-    Attributes:
+    Args:
         wide, is_csr: ids of the source of int64, of a CSR; None if the plan shares a filled CSR.
         transposes, tiles, row_items, slots: whether it has A^T, KV tiles, row items, slots.
     """
-
-    wide: bool | None
-    is_csr: bool | None
-    transposes: bool
-    tiles: bool
-    row_items: bool
-    slots: bool
-
-    def instances(self) -> list[KernelInstance]:
-        """The instances in descending order of compile time, roughly."""
-        found = [WRITE_TILES, PLAN_SCHEDULE, COUNT_TILES, PLAN_ITEMS] if self.tiles else []
-        found += [] if self.wide is None else csr_instances(self.wide, self.is_csr, self.transposes)
-        found += [PLAN_PARTS, PLAN_WHOLE_ROWS] if self.row_items else []
-        return [*found, PLAN_EDGES] if self.slots else found
+    found = [WRITE_TILES, PLAN_SCHEDULE, COUNT_TILES, PLAN_ITEMS] if tiles else []
+    found += [] if wide is None else csr_instances(wide, is_csr, transposes)
+    found += [PLAN_PARTS, PLAN_WHOLE_ROWS] if row_items else []
+    return [*found, PLAN_EDGES] if slots else found
 
 
-# Key: kernels of a plan, GPU; at most one entry for each combination of switches. Lives as long as the process.
-_begun: set[tuple[PlanKernels, int]] = set()
+# Key: arguments of `plan_instances`, GPU; at most one entry for each combination. Lives as long as the process.
+_begun: set[tuple[bool | int | None, ...]] = set()
 # Fields of `Fused3SData` by schedule (KV tiles, work items, number of splits), and by pattern with row items.
 _SCHEDULE_FIELDS = (
     ("kv_tiles", "work_items", "num_splits"),
@@ -194,18 +195,19 @@ class GPUPlan:
         """[PlanNumber.COUNTS] int64."""
         return self.csr.numbers
 
-    def kernels(self, source: EdgeSource) -> PlanKernels:
-        """The kernels of `fill`."""
+    def kernels(self, source: EdgeSource) -> tuple[bool | None, ...]:
+        """The kernels of `fill`: arguments of `plan_instances`."""
         ids = (None, None) if self._has_csr else (source.ids.dtype == torch.int64, source.offsets is not None)
         form = self.form
-        return PlanKernels(*ids, form.transposes, bool(form.schedules), form.part_edges > 0, self.slots is not None)
+        return *ids, form.transposes, bool(form.schedules), form.part_edges > 0, self.slots is not None
 
     def compile_ahead(self, source: EdgeSource, others: Callable[[], list[KernelInstance]] = list) -> None:
         """Begin to compile the kernels of `fill`, and others beside them; once per process for the same kernels."""
-        kernels = self.kernels(source), self.device.index
-        if kernels not in _begun and self.device.type == "cuda" and not is_capturing(self.device):
-            _begun.add(kernels)
-            compile_ahead([*kernels[0].instances(), *others()], self.device.index)
+        kernels = self.kernels(source)
+        begun = *kernels, self.device.index
+        if begun not in _begun and self.device.type == "cuda" and not is_capturing(self.device):
+            _begun.add(begun)
+            compile_ahead([*plan_instances(*kernels), *others()], self.device.index)
 
     def fill(self, source: EdgeSource, row_ids: torch.Tensor | None = None) -> None:
         """Queue the kernels on torch's current stream.
@@ -234,13 +236,9 @@ class GPUPlan:
             counts, scratch = scratch[: len(windows)], scratch[len(windows) :]
             launches += self._tile_launches(counts, schedules, most_blocks, most_windows)
         if item_sides:
-            launches += row_launches(
-                *(self._items, self._parts, csr.address_of_offsets[:item_sides], scratch, shape[:item_sides]),
-                *(self._most_items, form.part_edges, row_ids, csr.address_of_numbers, index),
-            )
+            launches += self._row_launches(scratch, row_ids)
         if self._slots:
-            tiles = self._kv_tiles[0], self._tile_offset[0]
-            launches.append(slot_launch(self._slots, *tiles, csr.address_of_offsets[0], shape[0], index))
+            launches.append(self._slot_launch())
         launch_all(index, launches, zeros)
         del memory  # only now may the allocator reuse it
         if self.device.type == "cuda":
@@ -345,6 +343,35 @@ class GPUPlan:
         )
         grid = (max(map(blocks_of, windows, per_block)), sides, 1)
         return kernel, grid, SORT_WARPS * WARP_SIZE, pointers, scalars
+
+    def _row_launches(self, whole_rows: Sequence[int], row_ids: int) -> list[Launch]:
+        """Launches for the row items.
+
+        Args:
+            whole_rows: addresses [num_rows] int32 of each pattern, scratch.
+            row_ids: address [num_rows] int32, row of query and output of each row of A; 0 for natural order.
+        """
+        sides, items = len(self._items), self._most_items
+        num_rows, none = self.form.shape[:sides], (0,) * (2 - sides)
+        kernels = [get_kernel(instance, self.device.index) for instance in (PLAN_PARTS, PLAN_WHOLE_ROWS)]
+        params, offsets = kernels[0].params, self.csr.address_of_offsets[:sides]
+        arrays = elements(items=self._items, parts=self._parts, offsets=offsets, whole_rows=whole_rows)
+        pointers = params.pack_pointers({**arrays, "row_ids": row_ids, "numbers": self.csr.address_of_numbers})
+        sizes = elements(num_rows=(*num_rows, *none), most_items=(*items, *none))
+        scalars = params.pack_scalars(part_edges=self.form.part_edges, **sizes)
+        grid_of_parts = (min(SCAN_BLOCKS, blocks_of(max(num_rows), SCAN_CHUNK)), sides, 1)
+        grid_of_rows = (blocks_of(max(items), SORT_SEGMENT), sides, 1)
+        grids = (grid_of_parts, PARTS_THREADS), (grid_of_rows, SORT_SEGMENT)
+        return [(kernel, *grid, pointers, scalars) for kernel, grid in zip(kernels, grids, strict=True)]
+
+    def _slot_launch(self) -> Launch:
+        """Launch for the slots."""
+        kernel, num_windows = get_kernel(PLAN_EDGES, self.device.index), self._windows[0]
+        slots = dict(zip(("tile_slots", "slot_edges", "slot_places"), self._slots, strict=True))
+        tiles = {"kv_tiles": self._kv_tiles[0], "tile_offset": self._tile_offset[0]}
+        pointers = kernel.params.pack_pointers({"offsets": self.csr.address_of_offsets[0], **tiles, **slots})
+        scalars = kernel.scalars(num_windows=num_windows, num_rows=self.form.shape[0])
+        return kernel, (blocks_of(num_windows, SLOT_WARPS), 1, 1), SLOT_WARPS * WARP_SIZE, pointers, scalars
 
     def _schedule_inputs(self) -> dict[str, int]:
         """Members of struct Params of plan_schedule.cu: ScheduleInputs of each schedule, zeros for unused ones."""

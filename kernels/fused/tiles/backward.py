@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...backends.base import Call, Gradients, Memory
+from ...backends.base import BackwardCall, Gradients
 from ...backends.cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, planned_kernel, split_scratch, stride_scalars
 from ...runtime.device import WARP_SIZE, GPULimits, gpu_limits
 from ...runtime.jit import (
@@ -109,27 +109,16 @@ def _pass_schedules(
     return form_of(teams, False), form_of(teams, True)
 
 
-def launch_backward(
-    data: Fused3SData,
-    call: Call,
-    output: torch.Tensor,
-    grad_output: torch.Tensor,
-    wanted: frozenset[str] = GRADIENTS,
-    into: Memory | None = None,
-    grad_lse: torch.Tensor | None = None,
-) -> Gradients:
+def launch_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     """Queue both passes on torch's current stream; only the row pass if neither "key" nor "value" is wanted.
 
     Args:
         data: A with the arrays of the backward pass over KV tiles, on the tensors' GPU.
-        call: query, key and value of fp16, bf16 or fp32, any row and head strides, d even; a dropout with the seed
-            of the forward pass, no other edge data. fp32: TF32 terms by torch.get_float32_matmul_precision(), see
-            `input_element`.
-        output: [num_rows, H, d] of the forward pass, fp16, bf16 or fp32.
-        grad_output: [num_rows, H, d] fp16, bf16 or fp32, any strides.
-        wanted, into, grad_lse: see `Backend.attend_backward`.
+        given: query, key and value of fp16, bf16 or fp32, any row and head strides, d even; a dropout with the seed
+            of the forward pass, no edge data but what `backward_fits_tiles` allows. fp32: TF32 terms by
+            torch.get_float32_matmul_precision(), see `input_element`.
     """
-    query, key, value, scale, _, lse, edges = call
+    (query, key, value, scale, _, lse, edges), output, grad_output, wanted, into, grad_lse = given
     dropout = None if edges is None else edges.dropout
     num_rows, num_heads, dim = query.shape
     instances = pass_instances(data, input_element(query.dtype), dim, edges)

@@ -6,35 +6,71 @@ the plan of the forward pass by the same tensor.
 """
 
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from ... import AttentionPlan, Dropout
 from ...backends import REGISTRY
+from ...backends.base import BackwardCall
 from ...runtime.semaphores import is_capturing
-from ...terms.edge_data import edge_permutation
 from ...torch_side.autograd import gradients_of
 from ...torch_side.once_differentiable import refuse_double_backward
 from .planned_edges import bind_features, plan_edge_index
 
-TERMS = "Tensor? features, Tensor? key_weight, Tensor? value_weight, Tensor? dropout_seed, float dropout, float scale"
-GRAPH = "Tensor edge_index, str backend, bool cache"
+INPUTS = (  # the fields of `EdgeCall`
+    "Tensor query, Tensor key, Tensor value, Tensor? features, Tensor? key_weight, Tensor? value_weight, "
+    "Tensor? dropout_seed, float dropout, float scale, Tensor edge_index, str backend, bool cache"
+)
 WANTED = ("query", "key", "value", "padded_features", "key_weight", "value_weight")  # fields of `Gradients`
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
 # A captured CUDA graph would keep the first plan. A torch without this tag: `_refuse_capture`.
 TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
+LIBRARY.define(f"attention_of_edges({INPUTS}, bool with_lse) -> (Tensor output, Tensor lse)", tags=TAGS)
 LIBRARY.define(
-    f"attention_of_edges(Tensor query, Tensor key, Tensor value, {TERMS}, {GRAPH}, bool with_lse) -> "
-    "(Tensor output, Tensor lse)",
+    f"attention_of_edges_backward({INPUTS}, Tensor grad_output, Tensor output, Tensor lse, bool[] wanted) -> Tensor[]",
     tags=TAGS,
 )
-LIBRARY.define(
-    "attention_of_edges_backward(Tensor grad_output, Tensor query, Tensor key, Tensor value, Tensor output, "
-    f"Tensor lse, {TERMS}, {GRAPH}, bool[] wanted) -> Tensor[]",
-    tags=TAGS,
-)
+
+
+class EdgeCall(NamedTuple):
+    """The arguments that both operators have; see `attend_edges`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    features: Tensor | None
+    key_weight: Tensor | None
+    value_weight: Tensor | None
+    dropout_seed: Tensor | None
+    dropout: float
+    scale: float
+    edge_index: Tensor
+    backend: str
+    cache: bool
+
+    def plan(self, backward: bool) -> AttentionPlan:
+        _refuse_capture(self.query.device)
+        return plan_edge_index(
+            self.edge_index,
+            (self.query.shape[0], self.key.shape[0]),
+            backend=self.backend,
+            dtype=self.query.dtype,
+            head_dim=self.query.shape[2],
+            num_heads=self.query.shape[1],
+            edge_data=self.features is not None,
+            backward=backward,
+            cache=self.cache,
+        )
+
+    def options(self, plan: AttentionPlan) -> dict[str, Any]:
+        """Keywords of the plan's call."""
+        options = {"scale": self.scale, "dropout": Dropout(self.dropout, self.dropout_seed) if self.dropout else 0.0}
+        if self.features is not None:
+            bound = bind_features(plan, self.features, self.query.dtype, cache=self.cache)
+            options["edges"] = replace(bound, key_weight=self.key_weight, value_weight=self.value_weight)
+        return options
 
 
 def attend_edges(
@@ -76,94 +112,29 @@ def _refuse_capture(device: torch.device) -> None:
         )
 
 
-def _plan(
-    query: Tensor, key: Tensor, features: Tensor | None, edge_index: Tensor, backend: str, cache: bool, backward: bool
-) -> AttentionPlan:
-    _refuse_capture(query.device)
-    return plan_edge_index(
-        edge_index,
-        (query.shape[0], key.shape[0]),
-        backend=backend,
-        dtype=query.dtype,
-        head_dim=query.shape[2],
-        num_heads=query.shape[1],
-        edge_data=features is not None,
-        backward=backward,
-        cache=cache,
-    )
-
-
-def _terms(
-    plan: AttentionPlan,
-    query: Tensor,
-    features: Tensor | None,
-    key_weight: Tensor | None,
-    value_weight: Tensor | None,
-    dropout_seed: Tensor | None,
-    dropout: float,
-    cache: bool,
-) -> dict[str, Any]:
-    """Keywords of the plan's call."""
-    terms: dict[str, Any] = {"dropout": Dropout(dropout, dropout_seed) if dropout else 0.0}
-    if features is not None:
-        bound = bind_features(plan, features, query.dtype, cache=cache)
-        terms["edges"] = replace(bound, key_weight=key_weight, value_weight=value_weight)
-    return terms
-
-
-def _attention_of_edges(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    features: Tensor | None,
-    key_weight: Tensor | None,
-    value_weight: Tensor | None,
-    dropout_seed: Tensor | None,
-    dropout: float,
-    scale: float,
-    edge_index: Tensor,
-    backend: str,
-    cache: bool,
-    with_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def _attention_of_edges(*inputs: Any) -> tuple[Tensor, Tensor]:
+    *given, with_lse = inputs
+    given = EdgeCall(*given)
     with torch.no_grad():
-        plan = _plan(query, key, features, edge_index, backend, cache, with_lse)
-        terms = _terms(plan, query, features, key_weight, value_weight, dropout_seed, dropout, cache)
+        plan = given.plan(with_lse)
         if with_lse and REGISTRY[plan.backend].writes_lse:
-            output, lse = plan(query, key, value, scale=scale, return_lse=True, **terms)
+            output, lse = plan(*given[:3], return_lse=True, **given.options(plan))
         else:
-            output, lse = plan(query, key, value, scale=scale, **terms), _new_lse(query, with_lse).zero_()
+            output, lse = plan(*given[:3], **given.options(plan)), _new_lse(given.query, with_lse).zero_()
     return output.contiguous(), lse
 
 
-def _attention_of_edges_backward(
-    grad_output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    features: Tensor | None,
-    key_weight: Tensor | None,
-    value_weight: Tensor | None,
-    dropout_seed: Tensor | None,
-    dropout: float,
-    scale: float,
-    edge_index: Tensor,
-    backend: str,
-    cache: bool,
-    wanted: list[bool],
-) -> list[Tensor]:
+def _attention_of_edges_backward(*inputs: Any) -> list[Tensor]:
     """The wanted gradients, in the order of WANTED."""
+    *given, grad_output, output, lse, wanted = inputs
+    given, names = EdgeCall(*given), {name for name, is_wanted in zip(WANTED, wanted, strict=True) if is_wanted}
     with torch.no_grad():
-        plan = _plan(query, key, features, edge_index, backend, cache, True)
-        chosen = REGISTRY[plan.backend]
-        terms = _terms(plan, query, features, key_weight, value_weight, dropout_seed, dropout, cache)
-        call = plan.call(query, key, value, scale, output.dtype, **terms)._replace(lse=lse)
-        names = {name for name, is_wanted in zip(WANTED, wanted, strict=True) if is_wanted}
-        found = gradients_of(chosen, plan.data, call, output, grad_output, frozenset(names))._asdict()
-        if "padded_features" in names:  # from the backend's edge order to the caller's
-            order = edge_permutation(plan.edge_order, chosen.edge_order(plan.data))
+        plan = given.plan(True)
+        call = plan.call(*given[:3], out_dtype=output.dtype, **given.options(plan))._replace(lse=lse)
+        backward = BackwardCall(call, output, grad_output, frozenset(names))
+        found = gradients_of(REGISTRY[plan.backend], plan.data, backward)._asdict()
+        if "padded_features" in names:  # from CSR order to the caller's
+            features, order = given.features, plan.edge_order.edge_of_csr
             gradient = found["padded_features"][:, : features.shape[1]].to(features.dtype)
             found["padded_features"] = torch.empty_like(features).index_copy_(0, order.long(), gradient)
     return [found[name].contiguous() for name in WANTED if name in names]
@@ -178,10 +149,9 @@ def _fake(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return query.new_empty(query.shape), _new_lse(query, others[-1])
 
 
-def _fake_backward(grad_output: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> list[Tensor]:
-    _, _, features, key_weight, value_weight, *_, wanted = others
-    inputs = (query, key, value, features, key_weight, value_weight)
-    return [each.new_empty(each.shape) for each, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
+def _fake_backward(*inputs: Any) -> list[Tensor]:
+    tensors, wanted = inputs[: len(WANTED)], inputs[-1]
+    return [each.new_empty(each.shape) for each, is_wanted in zip(tensors, wanted, strict=True) if is_wanted]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -192,15 +162,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, grad_output: Tensor, grad_lse: None) -> tuple[Tensor | None, ...]:
-    query, key, value, features, key_weight, value_weight, seed, edge_index, output, lse = ctx.saved_tensors
+    *tensors, edge_index, output, lse = ctx.saved_tensors
     dropout, scale, backend, cache, with_lse = ctx.call
     if not with_lse:
         raise ValueError("fused3s::attention_of_edges: called with with_lse=False, but its gradient needs it")
-    wanted = list(ctx.needs_input_grad[: len(WANTED)])
-    tensors = (grad_output, query, key, value, output, lse, features, key_weight, value_weight, seed)
-    found = iter(
-        torch.ops.fused3s.attention_of_edges_backward(*tensors, dropout, scale, edge_index, backend, cache, wanted)
-    )
+    wanted, given = list(ctx.needs_input_grad[: len(WANTED)]), (*tensors, dropout, scale, edge_index, backend, cache)
+    found = iter(torch.ops.fused3s.attention_of_edges_backward(*given, grad_output, output, lse, wanted))
     return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 7
 
 

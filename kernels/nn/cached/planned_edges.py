@@ -7,7 +7,7 @@ from ... import AttentionPlan, BoundEdges, EdgeData, plan_attention
 from ...backends import REGISTRY
 from ...graph.edge_list import EdgeList
 from ...runtime.semaphores import is_capturing
-from ...terms.edge_data import MAX_FEATURES, edge_permutation
+from ...terms.edge_data import MAX_FEATURES
 from ...torch_side.tensor_record import tensors_of
 from .self_loops import check_graph
 from .tensor_memo import TensorMemo
@@ -109,8 +109,8 @@ def _bind(plan: AttentionPlan, features: Tensor) -> BoundEdges:
         )
     if features.shape[0] != (num_edges := plan.edge_order.num_edges):
         raise ValueError(f"edge_attr: got shape {tuple(features.shape)}; [{num_edges}, {columns}] is needed")
-    order = edge_permutation(plan.edge_order, REGISTRY[plan.backend].edge_order(plan.data))
-    return BoundEdges(plan.edge_order, padded_features=features.index_select(0, order), num_features=columns)
+    features = features.index_select(0, plan.edge_order.edge_of_csr)
+    return BoundEdges(plan.edge_order, padded_features=features, num_features=columns)
 
 
 def values_as_features(edge_index: Tensor) -> Tensor | None:

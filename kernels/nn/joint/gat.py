@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
-from ...backends.base import Call
+from ...backends.base import BackwardCall, Call
 from ...terms.edge_data import scored_edges
 from ...torch_side.autograd import QKV, with_tensors
 from ...torch_side.side_by_side import RowParts
@@ -70,9 +70,8 @@ class GATv2Call(NodeCall):
             joints.insert(0, of_query[0].flatten(1))
         wanted = QKV | {"additive_weight"} if needed[0] else QKV
         memory = (of_query[0], of_key, of_value)
-        found = REGISTRY[self.plan.backend].attend_backward(
-            data, attention, output, _like(grads[0], output), wanted, memory
-        )
+        given = BackwardCall(attention, output, _like(grads[0], output), wanted, memory)
+        found = REGISTRY[self.plan.backend].attend_backward(data, given)
         for place, gradient in zip(memory, found, strict=False):
             if gradient is not place:
                 place.copy_(gradient)
@@ -157,14 +156,10 @@ class GATCall(NodeCall):
         memory = source.new_empty((num_rows, pitch))
         heads = (num_rows, num_heads, head_dim), (pitch, head_dim, 1)
         value, unread = memory.as_strided(*heads), memory.as_strided(*heads, pitch - width)
-        found = REGISTRY[self.plan.backend].attend_backward(
-            data,
-            attention,
-            output,
-            _like(grads[0], output),
-            OF_EDGES if needed[0] else OF_ENDS,
-            (unread if target is None else torch.empty_like(output), unread, value),
-        )
+        wanted = OF_EDGES if needed[0] else OF_ENDS
+        into = (unread if target is None else torch.empty_like(output), unread, value)
+        given = BackwardCall(attention, output, _like(grads[0], output), wanted, into)
+        found = REGISTRY[self.plan.backend].attend_backward(data, given)
         if found.value is not value:
             value.copy_(found.value)
         for i, gradient in enumerate((found.column_values, found.row_values)[:num_vectors]):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
-from ...backends.base import Call
+from ...backends.base import BackwardCall, Call
 from ...torch_side.autograd import QKV, with_tensors
 from .one_node import NodeCall, Results, attend, tensors_of
 from .projections import Projections
@@ -92,9 +92,8 @@ class LayerCall(NodeCall):
             wanted = wanted | OF_WEIGHTS
         grad_output, *of_roots = (grads[0], grads[0]) if self.adds_root else grads
         attention = with_tensors(attention, tensors, lse)
-        found = REGISTRY[self.plan.backend].attend_backward(
-            data, attention, output, grad_output.view(output.shape), wanted, tuple(columns[-3:])
-        )
+        given = BackwardCall(attention, output, grad_output.view(output.shape), wanted, tuple(columns[-3:]))
+        found = REGISTRY[self.plan.backend].attend_backward(data, given)
         for memory, gradient in zip(columns, (*of_roots, *found[:3]), strict=True):
             if gradient is not memory:
                 memory.copy_(gradient.view(memory.shape))

@@ -6,7 +6,7 @@ repeated checks and reshapes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from ... import AttentionPlan
 from ...backends import REGISTRY
 from ...backends.base import Call
 from ...torch_side.autograd import without_tensors
-from ...torch_side.once_differentiable import refuse_double_backward
+from ...torch_side.once_differentiable import OnceDifferentiable
 
 Results = Tensor | tuple[Tensor, ...]
 
@@ -60,6 +60,7 @@ def takes_plan(plan: AttentionPlan, target: Tensor, source: Tensor, dtype: torch
     is_planned = dtype is plan.inputs.dtype and head_dim == plan.inputs.head_dim  # `plan_attention` checked these
     return (
         backend.has_backward
+        and plan.groups is None
         and plan.shape == (target.shape[0], source.shape[0])
         and plan.device == target.device == source.device
         and (is_planned or backend.unsupported(dtype, head_dim) is None)
@@ -103,21 +104,13 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         arguments = ctx.data, ctx.attention, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
-            return None, *_NodeGradients.apply(ctx.call, *arguments, len(grads), *grads, *ctx.saved_tensors)
+            count = len(grads)
+
+            def compute(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+                return ctx.call.backward(*arguments, tensors[:count], *tensors[count:])
+
+            return None, *OnceDifferentiable.apply(ctx.call.plan.backend, compute, *grads, *ctx.saved_tensors)
         return None, *ctx.call.backward(*arguments, grads, *ctx.saved_tensors)
-
-
-class _NodeGradients(torch.autograd.Function):
-    """`NodeCall.backward` whose derivative raises."""
-
-    @staticmethod
-    def forward(ctx: Any, call: NodeCall, data: Any, attention: Call, needed: Any, count: int, *tensors: Any) -> tuple:
-        ctx.name = call.plan.backend
-        return call.backward(data, attention, needed, tensors[:count], *tensors[count:])
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> NoReturn:
-        refuse_double_backward(ctx.name)
 
 
 # Function.apply of torch's C++ base class, as in torch_side/autograd.py. `joint_parameters` is None under torch.func.

@@ -13,7 +13,7 @@ from poison import poisoned_buffers
 from tolerance import edges_of
 
 from baselines import REGISTRY
-from fused3s.backends.base import Call, InputSpec
+from fused3s.backends.base import BackwardCall, Call, InputSpec
 from fused3s.backends.reference import edge_softmax_attention
 from fused3s.fused import backend as fused3s
 from fused3s.fused.edges import forward as fused3s_edges
@@ -109,7 +109,7 @@ def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=GRADIEN
             make_schedule(data.column_tiles, data.column_tile_offset, teams, variant.split),
         )
         with poisoned_buffers(monkeypatch):
-            grads = launch_gradients(data, call, case.output, case.grad_output, wanted)
+            grads = launch_gradients(data, BackwardCall(call, case.output, case.grad_output, wanted))
     assert gpu.bank_conflicts == 0, "the swizzle spreads eight rows over all banks"
     if edges is not None and edges.score is not None:
         assert all(name.startswith("fused3s_backward<") for name in gpu.launched), "over KV tiles"

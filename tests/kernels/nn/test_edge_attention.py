@@ -136,6 +136,6 @@ def test_torchs_checks_of_the_operators(backend, terms):
     torch.library.opcheck(torch.ops.fused3s.attention_of_edges, (*tensors, *given, *graph_arguments, True))
     plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in (*tensors, *given)]
     output, lse = torch.ops.fused3s.attention_of_edges(*plain, *graph_arguments, True)
-    arguments = (torch.randn_like(output), *plain[:3], output, lse, *plain[3:], *graph_arguments)
+    arguments = (*plain, *graph_arguments, torch.randn_like(output), output, lse)
     wanted = [True, False, True] + [terms] * 3
     torch.library.opcheck(torch.ops.fused3s.attention_of_edges_backward, (*arguments, wanted))

@@ -142,3 +142,13 @@ def test_projections_that_are_not_plain_are_called(change, monkeypatch):
         each.lin_key = change(each.lin_key)
     for mine, right in zip(gradients(layer, features()), gradients(other, features()), strict=True):
         close(mine, right)
+
+
+@pytest.mark.parametrize("kind", ["TransformerConv", "GATConv", "GATv2Conv"])
+def test_a_plan_of_grouped_queries_is_refused(kind):
+    """Its graph has a row for each query of a group, so that a kernel would read past the rows of a layer."""
+    heads = {"num_heads": 4, "num_kv_heads": 2, "edge_data": True}
+    plan = fused3s.plan_attention(EDGES, shape=(6, 6), backend="formula", device="cpu", backward=True, **heads)
+    layer = getattr(fused3s.nn, kind)(4, 3, heads=4, backend="formula").double()
+    with pytest.raises(ValueError, match="the plan is for 2 query heads of each KV head"):
+        layer(features(), plan)

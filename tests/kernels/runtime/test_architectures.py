@@ -11,8 +11,7 @@ from dense.residual_norm import rows_instance as norm_instance
 from fused3s.fused.edges.backward import edge_backward_instances, features_instance
 from fused3s.fused.edges.features import PACK_PAIR_FEATURES, product_instance
 from fused3s.fused.edges.forward import edge_instance
-from fused3s.fused.planning.gpu_edges import PLAN_EDGES
-from fused3s.fused.planning.gpu_plan import PLAN_ITEMS, PLAN_SCHEDULE, WRITE_TILES
+from fused3s.fused.planning.gpu_plan import PLAN_EDGES, PLAN_ITEMS, PLAN_SCHEDULE, WRITE_TILES
 from fused3s.fused.planning.gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS
 from fused3s.fused.shapes import DROPOUT, EXPRESSION, KEY_FEATURES, VALUE_FEATURES
 from fused3s.fused.tiles.backward import backward_instance

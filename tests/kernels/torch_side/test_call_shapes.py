@@ -8,6 +8,7 @@ from edge_cases import EDGE_LISTS, FORMS, KINDS, edge_inputs, in_order, map_tens
 from shape_cases import SHAPES, head_options, shaped, shaped_attention
 
 from fused3s import Dropout, EdgeData, ScoreTerm, plan_attention, sparse_attention
+from fused3s.torch_side.call_shapes import CallShape
 
 DOUBLE, SCALE = torch.float64, 0.3
 AUTOGRAD = ["reference", "csr_unfused", "scatter", "dgl", "pyg"]
@@ -187,14 +188,15 @@ def test_a_batch_of_heads_first_is_not_copied():
     graph = EDGE_LISTS["directed"]()
     plan = planned(FORMS["torch_coo"](graph)[0], (2, 2, 5, 5, 3))
     tensors = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in shaped(graph.shape, (2, 2, 5, 5, 3))]
-    call = plan.call(*tensors)
+    call = plan.call(*tensors, shape=CallShape.of(*tensors, plan.groups))
     assert [each.data_ptr() for each in call[:3]] == [each.data_ptr() for each in tensors]
 
 
 def test_one_kv_head_is_not_copied():
     graph = EDGE_LISTS["directed"]()
     tensors = shaped(graph.shape, (4, 1, 5, 5, 0))
-    call = planned(FORMS["torch_coo"](graph)[0], (4, 1, 5, 5, 0)).call(*tensors)
+    plan = planned(FORMS["torch_coo"](graph)[0], (4, 1, 5, 5, 0))
+    call = plan.call(*tensors, shape=CallShape.of(*tensors, plan.groups))
     assert [each.data_ptr() for each in call[:3]] == [each.data_ptr() for each in tensors]
     assert call.query.shape == (4 * graph.shape[0], 1, 5)
 
