@@ -41,6 +41,7 @@ from .graph.grouped import check_graph, grouped_edges, grouped_rows
 from .graph.key_lists import KeyLists
 from .graph.reorder.row_order import RowOrder, check_method, check_permutation, permute_rows
 from .plan import AttentionPlan
+from .runtime.semaphores import is_capturing
 from .terms.dropout import Dropout
 from .terms.edge_data import EdgeData
 from .terms.score_term import ScoreTerm
@@ -159,7 +160,7 @@ def plan_attention(
         method = "none"
     if check is not None:
         check_flag("check", check)
-    if check and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if check and is_capturing(device):
         raise ValueError(
             "check: got True while a CUDA graph is captured, and the check waits for the GPU; plan before the capture, "
             "or with check=False"
@@ -187,7 +188,7 @@ def plan_attention(
     if perm is not None:
         pattern = permute_rows(pattern, perm)
     data = chosen.build(pattern, device, inputs, perm)  # before the edge order: it names what is wrong with a graph
-    if device.type == "cuda" and (check or (check is None and _is_checked(num_edges))):
+    if device.type == "cuda" and (check or (check is None and _is_checked(num_edges, device))):
         data = chosen.settled(data)
     edges = edge_order(pattern, device, chosen.sorted_edges(data)) if edge_data else None
     return AttentionPlan(chosen.name, graph_shape, device, inputs, data, order, edges, groups)
@@ -326,10 +327,9 @@ def _warn_of_slower_backend(name: str, reason: str) -> None:
     )
 
 
-def _is_checked(num_edges: int) -> bool:
+def _is_checked(num_edges: int, device: torch.device) -> bool:
     """Whether a graph on a GPU is checked now if `check` is None."""
-    is_between = CHECKED_EDGES < num_edges < SETTLED_EDGES
-    return not is_between and not torch.cuda.is_current_stream_capturing()
+    return not CHECKED_EDGES < num_edges < SETTLED_EDGES and not is_capturing(device)
 
 
 def _check_size(backend: Backend, num_edges: int, inputs: InputSpec) -> None:

@@ -13,6 +13,7 @@ from .backends.base import BackwardCall, Call, Gradients, InputSpec
 from .backends.cuda import forward_only
 from .graph.edge_order import EdgeOrder
 from .graph.reorder.row_order import RowOrder
+from .runtime.semaphores import is_capturing
 from .terms.dropout import Dropout, make_dropout
 from .terms.edge_data import (
     MAX_FEATURES,
@@ -289,7 +290,7 @@ class AttentionPlan:
                 "plan_attention(..., edge_data=True)"
             )
         waits = check_values or getattr(data, "types", None) is not None
-        if waits and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if waits and is_capturing(self.device):
             raise ValueError(
                 "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
                 "before the capture with plan.bind_edges(data)"

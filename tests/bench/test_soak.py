@@ -90,11 +90,11 @@ def test_a_layer_that_keeps_tensors_fails(make, mode):
 
 def test_a_cache_of_the_package_that_does_not_forget_is_counted(monkeypatch):
     class Keeps(TensorMemo):
-        def results(self, tensor):
+        def get(self, tensor, *others, **options):
             self._kept = [*getattr(self, "_kept", []), tensor]
-            return super().results(tensor)
+            return super().get(tensor, *others, **options)
 
-    monkeypatch.setattr(planned_edges, "_plans", Keeps())
+    monkeypatch.setattr(planned_edges, "_plans", Keeps("edge_index"))
     monkeypatch.setattr(soak, "ENTRIES_NOISE", 10)
     found = run_case(SoakCase("TransformerConv", "no_grad", "eager", EDGES), 24, CPU)
     assert found.grown == ["allocated", "entries"]

@@ -14,6 +14,7 @@ from baselines import REGISTRY
 from fused3s.backends import cuda
 from fused3s.backends.base import Call, InputSpec
 from fused3s.fused import backend as fused3s
+from fused3s.fused.plan_state import Fused3SPlan
 from fused3s.fused.shapes import EXPRESSION, KEY_FEATURES, VALUE_FEATURES
 from fused3s.fused.tiles import backward as fused3s_backward
 from fused3s.fused.tiles.backward import backward_instance
@@ -89,7 +90,7 @@ def test_a_plan_whose_blocks_are_too_large_for_a_call_names_the_argument(monkeyp
     q = torch.zeros(graph.shape[0], 1, 256)
     text = r"q: got 256 columns a head of torch.float32, .*266240 bytes.*\(..., head_dim=256, dtype=torch.float32\)"
     with pytest.raises(ValueError, match=text):
-        REGISTRY["fused3s"].attend(data, Call(q, q, q, 1.0, FLOAT))
+        REGISTRY["fused3s"].attend(Fused3SPlan(data), Call(q, q, q, 1.0, FLOAT))
 
 
 @pytest.mark.parametrize("gpu", [H200, RTX_4090], ids=["H200", "RTX 4090"])
