@@ -274,6 +274,18 @@ def test_a_copy_on_another_stream_waits_for_the_plan_and_holds_its_memory(gpu, r
     assert torch.equal(copied(*inputs()), room.plan(*inputs()))
 
 
+def test_a_room_is_not_copied_but_its_plan_is(room):
+    """A copy would have no memory to fill."""
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"PlanRoom: .* copy its plan"):
+            make(room)
+    first, second = (edge_list(ROWS, COLS, number, seed).edge_index for number, seed in ((150, 1), (400, 7)))
+    room.fill(first)
+    expected, copied = room.plan(*inputs()), copy.deepcopy(room.plan)
+    room.fill(second)
+    assert torch.equal(copied(*inputs()), expected)
+
+
 def test_calls_are_refused_after_a_fill_that_failed(room, monkeypatch):
     """Its kernels may have written some of the arrays."""
     first, second = (edge_list(ROWS, COLS, number, seed).edge_index for number, seed in ((150, 1), (400, 7)))
