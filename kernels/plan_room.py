@@ -140,7 +140,7 @@ class PlanRoom:
             object.__setattr__(self.plan, "edge_order", replace(self.plan.edge_order))
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("PlanRoom: cannot be copied or pickled; make another one, or copy its plan, that of the last fill")
+        raise TypeError("PlanRoom: cannot be copied or pickled; make another room, or copy its plan")
 
     def _source_of(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | KeyLists) -> EdgeSource:
         """The edges of the caller's graph, checked but for the ids."""

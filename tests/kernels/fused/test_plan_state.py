@@ -255,7 +255,7 @@ def test_a_stream_waits_for_each_fill_of_a_room(gpu, room):
 
 def test_a_copy_on_another_stream_waits_for_the_plan_and_holds_its_memory(gpu, room, monkeypatch):
     """The original may be dropped before the copy has run."""
-    monkeypatch.setattr(plan_state, "COMPACTED_EDGES", 1)
+    monkeypatch.setattr(plan_state, "COMPACTED_EDGES", 400)  # those of `planned`
     plans = {"deepcopy": planned(), "to": planned(), "settled": planned()}
     ways = {
         "deepcopy": copy.deepcopy,
@@ -264,8 +264,9 @@ def test_a_copy_on_another_stream_waits_for_the_plan_and_holds_its_memory(gpu, r
     }
     for stream, (name, plan) in enumerate(plans.items(), 1):
         gpu.stream = stream
-        ways[name](plan)
+        found = ways[name](plan)
         assert (gpu.waits[-1], stream in gpu.recorded) == ((stream, 0), True), name
+    assert found.arrays.indices.data_ptr() != plan.data.arrays.indices.data_ptr(), "settled in memory of upper bounds"
     gpu.stream = 8
     room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
     gpu.stream = 9
