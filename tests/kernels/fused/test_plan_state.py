@@ -304,6 +304,14 @@ def test_calls_are_refused_after_a_fill_that_failed(room, monkeypatch):
     assert torch.equal(room.plan(*tensors), expected)
 
 
+def test_a_check_on_another_stream_waits_for_the_fill(gpu, room):
+    gpu.stream = 3
+    room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
+    gpu.stream = 4
+    room.check()
+    assert gpu.waits == [(4, 3)]
+
+
 @pytest.mark.parametrize("form", ["eager", "with edges", "compiled", "layer"])
 def test_a_fill_between_forward_and_backward_pass_is_refused(room, form):
     first, second = (edge_list(ROWS, COLS, number, seed).edge_index for number, seed in ((150, 1), (400, 7)))
