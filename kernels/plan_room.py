@@ -10,7 +10,7 @@ only the GPU knows.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -138,6 +138,9 @@ class PlanRoom:
         self._source, self._graph = source, graph
         if self.plan.edge_order is not None:  # bound edge data belongs to the previous graph
             object.__setattr__(self.plan, "edge_order", replace(self.plan.edge_order))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("PlanRoom: cannot be copied or pickled; make another room, or copy its plan")
 
     def _source_of(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | KeyLists) -> EdgeSource:
         """The edges of the caller's graph. Shapes and types are checked, ids are not."""

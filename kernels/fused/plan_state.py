@@ -103,7 +103,8 @@ class Fused3SPlan:
 
     @property
     def numbers(self) -> torch.Tensor:
-        """[PlanNumber.COUNTS] int64 on the GPU; of a plan with `memory`."""
+        """[PlanNumber.COUNTS] int64 on the GPU, for torch's current stream; of a plan with `memory`."""
+        self._made.used_by_current_stream(self._tensors)
         return self._memory.numbers
 
     def __reduce__(self) -> tuple[type, tuple[Fused3SData]]:

@@ -255,7 +255,7 @@ def test_a_stream_waits_for_each_fill_of_a_room(gpu, room):
 
 def test_a_copy_on_another_stream_waits_for_the_plan_and_holds_its_memory(gpu, room, monkeypatch):
     """The original may be dropped before the copy has run."""
-    monkeypatch.setattr(plan_state, "COMPACTED_EDGES", 1)
+    monkeypatch.setattr(plan_state, "COMPACTED_EDGES", 400)  # those of `planned`
     plans = {"deepcopy": planned(), "to": planned(), "settled": planned()}
     ways = {
         "deepcopy": copy.deepcopy,
@@ -264,14 +264,27 @@ def test_a_copy_on_another_stream_waits_for_the_plan_and_holds_its_memory(gpu, r
     }
     for stream, (name, plan) in enumerate(plans.items(), 1):
         gpu.stream = stream
-        ways[name](plan)
+        found = ways[name](plan)
         assert (gpu.waits[-1], stream in gpu.recorded) == ((stream, 0), True), name
+    assert found.arrays.indices.data_ptr() != plan.data.arrays.indices.data_ptr(), "settled in memory of upper bounds"
     gpu.stream = 8
     room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
     gpu.stream = 9
     copied = copy.deepcopy(room.plan)
     assert (gpu.waits[-1], 9 in gpu.recorded) == ((9, 8), True)
     assert torch.equal(copied(*inputs()), room.plan(*inputs()))
+
+
+def test_a_room_is_not_copied_but_its_plan_is(room):
+    """A copy would have no memory to fill."""
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"PlanRoom: .* copy its plan"):
+            make(room)
+    first, second = (edge_list(ROWS, COLS, number, seed).edge_index for number, seed in ((150, 1), (400, 7)))
+    room.fill(first)
+    expected, copied = room.plan(*inputs()), copy.deepcopy(room.plan)
+    room.fill(second)
+    assert torch.equal(copied(*inputs()), expected)
 
 
 def test_calls_are_refused_after_a_fill_that_failed(room, monkeypatch):
@@ -289,6 +302,14 @@ def test_calls_are_refused_after_a_fill_that_failed(room, monkeypatch):
         room.plan(*tensors)
     room.fill(second)
     assert torch.equal(room.plan(*tensors), expected)
+
+
+def test_a_check_on_another_stream_waits_for_the_fill(gpu, room):
+    gpu.stream = 3
+    room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
+    gpu.stream = 4
+    room.check()
+    assert gpu.waits == [(4, 3)]
 
 
 @pytest.mark.parametrize("form", ["eager", "with edges", "compiled", "layer"])

@@ -1,6 +1,7 @@
 """Caches of the layers: training after inference mode, several widths, what is dropped, other streams, captures."""
 
 import gc
+import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -314,11 +315,26 @@ def test_the_memo_replaces_what_does_not_serve_and_drops_the_oldest():
     assert get("a", 5) == 5, "the oldest is still there"
     tensors[0].add_(1)
     assert get("a", 6) == 6
+    tensors[0].data = torch.zeros(3)
+    assert [get("a", 9), get("a", 10)] == [9, 9], "the memory of another tensor"
     with torch.inference_mode():
         tensors.insert(0, torch.zeros(3))
     assert [get("a", 7), get("a", 8)] == [7, 8], "torch does not count changes of this tensor"
     tensors.clear()
     assert not memo._entries
+
+
+def test_the_memo_lets_go_of_a_tensor_whose_earlier_state_a_capture_keeps(monkeypatch):
+    memo, tensor, errors = TensorMemo("x"), torch.zeros(3), []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    states = []
+    for _ in range(2):
+        memo.get(tensor, "a", lambda: 1, lambda value: ())
+        states.append(memo._entries[id(tensor)].state)
+        tensor.add_(1)
+    del tensor
+    assert not memo._entries
+    assert not errors
 
 
 def test_the_memo_keeps_the_results_of_two_threads_that_bring_one_new_tensor(monkeypatch):

@@ -1,5 +1,7 @@
 """Numbers that a GPU found, read without waiting."""
 
+import threading
+
 import pytest
 import torch
 
@@ -45,3 +47,24 @@ def test_gpu_copies_on_another_stream(device):
     assert not found.is_done()
     found.wait()
     assert found.numbers() == [7] * 5
+
+
+def test_gpu_copies_while_another_thread_captures(device):
+    """In torch's own mode, "global", which forbids other threads what may disturb a capture."""
+    numbers, stream, found = torch.full((5,), 3, device=device), torch.cuda.Stream(device), []
+
+    def read():
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # into new memory, then into the same
+                copy = Readback(numbers.data_ptr(), 5, device.index)
+                copy.wait()
+                found.append((copy.is_done(), copy.numbers()))
+                del copy
+
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        numbers.add(1)
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+    assert found == [(True, [3] * 5)] * 2
