@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
-from ...backends.base import BackwardCall, Call
+from ...backends.base import OF_ROWS, BackwardCall, Call
 from ...terms.edge_data import scored_edges
 from ...torch_side.autograd import with_tensors
 from ...torch_side.side_by_side import RowParts
@@ -18,7 +18,6 @@ from .one_node import NodeCall, attend, tensors_of
 from .projections import Projections
 
 Saved = Sequence[Tensor | None]
-OF_ROWS = frozenset(("query", "key", "value"))
 OF_ENDS = frozenset(("value", "row_values", "column_values"))
 OF_EDGES = OF_ENDS | {"edge_values"}
 SCORE = "leaky_relu(column0 + row0, number0)"  # as a `ScoreTerm` names its values

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
-from ...backends.base import BackwardCall, Call
+from ...backends.base import OF_ROWS, BackwardCall, Call
 from ...torch_side.autograd import with_tensors
 from .one_node import NodeCall, Results, attend, tensors_of
 from .projections import Projections
 
-OF_ROWS = frozenset(("query", "key", "value"))
 OF_FEATURES, OF_WEIGHTS = frozenset(("padded_features",)), frozenset(("key_weight", "value_weight"))
 
 
