@@ -28,12 +28,13 @@ from typing import Any
 import torch
 
 from fused3s.backends.base import Call, InputSpec
-from fused3s.backends.cuda import LOG2E, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
+from fused3s.backends.cuda import LOG2E, aligned_rows, check_out_dtype, refuse_gradients
 from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 
 from .bsb import BSB
+from .tensor_core import TensorCoreBackend
 
 TILE = (8, 16)
 TCBS_PER_PART = 32

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import torch
 
 from fused3s.backends.base import Call, InputSpec
-from fused3s.backends.cuda import LOG2E, TensorCoreBackend, aligned_rows, check_out_dtype, refuse_gradients
+from fused3s.backends.cuda import LOG2E, aligned_rows, check_out_dtype, refuse_gradients
 from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 from fused3s.runtime.semaphores import semaphores
 
 from .bsb import BSB
+from .tensor_core import TensorCoreBackend
 
 # Edge-parallel blocks: no fewer TCBs each, so that few windows are split; no more blocks, each with two partials. The
 # fastest of nine pairs (kernels/NOTES.md): 132 SMs take MOST_BLOCKS in two rounds, at d > 128 in three.

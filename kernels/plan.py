@@ -9,7 +9,7 @@ import torch
 
 from .arguments import DTYPES, check_flag, finite_number, resolve_device
 from .backends import REGISTRY
-from .backends.base import BackwardCall, Call, Gradients, InputSpec
+from .backends.base import QKV, BackwardCall, Call, Gradients, InputSpec
 from .backends.cuda import forward_only
 from .graph.edge_order import EdgeOrder
 from .graph.reorder.row_order import RowOrder
@@ -26,7 +26,7 @@ from .terms.edge_data import (
     score_shape,
 )
 from .terms.edge_groups import bind_groups, edges_of_call, groups_of
-from .torch_side.autograd import QKV, attend_with_gradients, is_differentiated
+from .torch_side.autograd import attend_with_gradients, is_differentiated
 from .torch_side.call_shapes import CallShape, HeadGroups, check_results, check_tensors
 from .torch_side.operators import attend_as_operator, numbered
 from .torch_side.tensor_record import num_bytes

@@ -97,6 +97,9 @@ class Gradients(NamedTuple):
     additive_weight: torch.Tensor | None = None
 
 
+QKV = frozenset(("query", "key", "value"))  # fields of `Gradients`
+
+
 class BackwardCall(NamedTuple):
     """The backward pass of one call of a backend.
 

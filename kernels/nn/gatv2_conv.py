@@ -92,22 +92,10 @@ class GATv2Conv(JointModule, AttentionConv):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Compute the features of the targets.
+        """Compute the features of the targets; other arguments, result and errors are those of `GATConv.forward`.
 
         Args:
             x: [N, F], or ([sources, F], [targets, F']).
-            edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]; or
-                `plan(...)` of one. Plans are cached per tensor, see `TransformerConv.forward`.
-            edge_attr: [E, edge_dim], or [E] for one column.
-            return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
-
-        Returns:
-            [N, H C], or [N, C] without concat; N counts targets.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong.
-            RuntimeError: a gradient is needed, and the backend has no backward pass.
-            CaptureError: a CUDA graph is captured, and self-loops of a new edge_index would be waited for.
         """
         if edge_attr is not None and self.lin_edge is None:
             raise ValueError("edge_attr: got some, and the layer was made with edge_dim=None")

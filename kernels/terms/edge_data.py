@@ -173,7 +173,7 @@ VALUES = ("row_values", "column_values", "edge_values", "head_values")  # in the
 WIDE = ("row_values", "column_values", "head_values")  # float32, but float64 where q is
 FLOATS = (  # with gradients
     *("padded_features", "key_weight", "value_weight", "type_weight", "key_factor"),
-    *("row_values", "column_values", "edge_values", "head_values", "additive_weight"),
+    *(*VALUES, "additive_weight"),
 )
 TENSORS = (*FLOATS, "types")
 
@@ -275,19 +275,16 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
                     f"{VALUE_NAMES[kind]}: got {values.shape[1]} heads, but q has {num_heads}; those of one head or of "
                     f"{num_heads} are needed"
                 )
-    weights = (("key_weight", edges.key_weight), ("value_weight", edges.value_weight))
-    for name, weight in weights:
-        if weight is None:
+    if edges.key_factor is not None and edges.types is not None:
+        raise ValueError("key_factor: got with edge types; make the types features of one 1 and 0 elsewhere")
+    of_features = "[H, d, r]", (num_heads, head_dim, edges.num_features)
+    of_factor = "[r, H, d]", (edges.num_features, num_heads, head_dim)
+    for name, form in (("key_weight", of_features), ("value_weight", of_features), ("key_factor", of_factor)):
+        if (weight := getattr(edges, name)) is None:
             continue
         if edges.padded_features is None:
             raise ValueError(f"{name}: got without edge features; EdgeData(features=[E, r]) is needed with it")
-        _check_weight(name, weight, "[H, d, r]", (num_heads, head_dim, edges.num_features), query)
-    if (weight := edges.key_factor) is not None:
-        if edges.padded_features is None:
-            raise ValueError("key_factor: got without edge features; EdgeData(features=[E, r]) is needed with it")
-        if edges.types is not None:
-            raise ValueError("key_factor: got with edge types; make the types features of one 1 and 0 elsewhere")
-        _check_weight("key_factor", weight, "[r, H, d]", (edges.num_features, num_heads, head_dim), query)
+        _check_weight(name, weight, *form, query)
     if edges.padded_features is not None and edges.key_weight is edges.value_weight is edges.key_factor is None:
         raise ValueError("features: got without a weight; key_weight, value_weight or key_factor is needed with them")
     if (edges.types is None) != (edges.type_weight is None):

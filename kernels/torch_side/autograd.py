@@ -10,14 +10,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..backends.base import Backend, BackwardCall, Call, Gradients, Memory
+from ..backends.base import QKV, Backend, BackwardCall, Call, Gradients, Memory
 from ..terms.dropout import Dropout
 from ..terms.edge_data import FLOATS, BoundEdges
 from .once_differentiable import OnceDifferentiable, refuse_vmap
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 from .torch_private import autograd_active, functorch_active
 
-QKV = frozenset(("query", "key", "value"))
 NUM_INPUTS = 3 + len(FLOATS)  # with gradients: the fields of `Gradients`
 
 

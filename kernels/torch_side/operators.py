@@ -74,23 +74,9 @@ def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -
     return [next(rest) if each else other for each in is_given]
 
 
-def _call(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    backend: str,
-    number: int,
-    scale: float,
-    edge_tensors: list[torch.Tensor],
-    is_given: list[bool],
-    edge_numbers: list[float],
-    dropout: float,
-    score: str,
-    *,
-    out_dtype: torch.dtype,
-    lse: torch.Tensor | None,
-) -> Call:
-    """The call of `attend_as_operator`."""
+def _call(inputs: Sequence[Any], out_dtype: torch.dtype, lse: torch.Tensor | None) -> Call:
+    """The call of `attend_as_operator`; `inputs`: as INPUTS."""
+    query, key, value, _, _, scale, edge_tensors, is_given, edge_numbers, dropout, score = inputs
     edges = None
     if edge_tensors or score:
         tensors = _places(edge_tensors, is_given)
@@ -111,7 +97,7 @@ def _call(
 def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     *inputs, out_dtype, with_lse = inputs
     lse = _new_lse(inputs[0], with_lse)
-    backend, call = REGISTRY[inputs[3]], _call(*inputs, out_dtype=out_dtype, lse=lse if with_lse else None)
+    backend, call = REGISTRY[inputs[3]], _call(inputs, out_dtype, lse if with_lse else None)
     # Keeps the plan until the backward pass, which refuses one whose memory was filled anew (`PlanRoom.fill`). On the
     # memory, since torch.compile may save another tensor of it. CUDA graphs forget it: their plans live anyway.
     data = lse.untyped_storage().plan_data = _data_of(*inputs[3:5])
@@ -125,7 +111,7 @@ def _attention_backward(*inputs: Any) -> list[torch.Tensor]:
     """The wanted gradients, in the order of the fields of `Gradients`."""
     *inputs, output, lse, grad_output, grad_lse, wanted = inputs
     backend, data = REGISTRY[inputs[3]], _data_of(*inputs[3:5], lse)
-    call = _call(*inputs, out_dtype=output.dtype, lse=lse)
+    call = _call(inputs, output.dtype, lse)
     given = BackwardCall(call, output, grad_output, names_of(tuple(wanted)), grad_lse=grad_lse)
     with fresh_semaphores():  # no `into`: results of an operator must not share memory
         found = gradients_of(backend, data, given)

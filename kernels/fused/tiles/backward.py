@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...backends.base import BackwardCall, Gradients
+from ...backends.base import QKV, BackwardCall, Gradients
 from ...backends.cuda import LOG2E, MAX_DIM, aligned_rows, load_bytes, planned_kernel, split_scratch, stride_scalars
 from ...runtime.device import WARP_SIZE, GPULimits, gpu_limits
 from ...runtime.jit import (
@@ -35,8 +35,6 @@ from ..score_values import (
 )
 from ..shapes import COMMON_DIM
 from ..tuning import WARP_ROW_BYTES, tuning_for
-
-GRADIENTS = frozenset(("query", "key", "value"))
 
 
 class BackwardArguments(NamedTuple):
@@ -206,7 +204,7 @@ def _scalars(
 
 def wanted_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, wanted: Collection[str]) -> Gradients:
     """The wanted ones of the three gradients."""
-    if wanted >= GRADIENTS:
+    if wanted >= QKV:
         return Gradients(query, key, value)
     given = {"query": query, "key": key, "value": value}
     return Gradients(**{name: gradient for name, gradient in given.items() if name in wanted})

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
-from ...backends.base import BackwardCall, Call
+from ...backends.base import QKV, BackwardCall, Call
 from ...terms.edge_data import scored_edges
-from ...torch_side.autograd import QKV, with_tensors
+from ...torch_side.autograd import with_tensors
 from ...torch_side.side_by_side import RowParts
 from .one_node import NodeCall, attend, tensors_of
 from .projections import Projections

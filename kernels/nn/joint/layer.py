@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
-from ...backends.base import BackwardCall, Call
-from ...torch_side.autograd import QKV, with_tensors
+from ...backends.base import QKV, BackwardCall, Call
+from ...torch_side.autograd import with_tensors
 from .one_node import NodeCall, Results, attend, tensors_of
 from .projections import Projections
 

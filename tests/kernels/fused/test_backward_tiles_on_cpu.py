@@ -13,7 +13,7 @@ from poison import poisoned_buffers
 from tolerance import edges_of
 
 from baselines import REGISTRY
-from fused3s.backends.base import BackwardCall, Call, InputSpec
+from fused3s.backends.base import QKV, BackwardCall, Call, InputSpec
 from fused3s.backends.reference import edge_softmax_attention
 from fused3s.fused import backend as fused3s
 from fused3s.fused.edges import forward as fused3s_edges
@@ -21,7 +21,7 @@ from fused3s.fused.gradients import launch_gradients
 from fused3s.fused.planning import plan as fused3s_planning
 from fused3s.fused.tiles import backward as fused3s_backward
 from fused3s.fused.tiles import forward as fused3s_forward
-from fused3s.fused.tiles.backward import GRADIENTS, backward_instance, pass_schedules, warps_of_team
+from fused3s.fused.tiles.backward import backward_instance, pass_schedules, warps_of_team
 from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import csr_pattern
 from fused3s.graph.reorder.row_order import permute_rows
@@ -94,7 +94,7 @@ def build(graph, heads, dim, reordered=False):
         return REGISTRY["fused3s"].build(pattern, device, InputSpec(None, dim, heads, backward=True), perm).arrays
 
 
-def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=GRADIENTS, edges=None):
+def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=QKV, edges=None):
     """Gradients by a schedule of the variant's own; of query, key and value without `edges`."""
     if case.dropout is not None:
         edges = BoundEdges(dropout=case.dropout)

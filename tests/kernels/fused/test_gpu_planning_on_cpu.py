@@ -12,14 +12,13 @@ from plan_oracle import expected_plan
 from poison import poisoned_buffers
 
 from baselines import REGISTRY
-from fused3s.backends.base import BackwardCall, Call, InputSpec
+from fused3s.backends.base import QKV, BackwardCall, Call, InputSpec
 from fused3s.fused import backend as fused3s
 from fused3s.fused.choice import GraphSize, goes_edge_by_edge
 from fused3s.fused.planning import gpu_csr
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
 from fused3s.fused.planning.gpu_plan import GPUPlan, plan_instances
 from fused3s.fused.planning.plan import make_room, plan_graph, queue_plan
-from fused3s.fused.tiles.backward import GRADIENTS
 from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import CSRPattern, csr_pattern
 from fused3s.graph.edge_list import EdgeList
@@ -263,7 +262,7 @@ def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
                 lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
                 call = Call(query, key, value, 1.0, HALF, lse)
                 output = backend.attend(data, call)
-                given = BackwardCall(call, output, torch.ones_like(output), GRADIENTS)
+                given = BackwardCall(call, output, torch.ones_like(output), QKV)
                 found = backend.attend_backward(data, given)
         for got, like in zip((output, *found[:3]), (query, query, key, value), strict=True):
             assert got.shape == like.shape
