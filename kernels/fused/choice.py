@@ -8,15 +8,14 @@ columns. Graphs with few edges per row, such as sampled ones, go edge by edge wi
 wait for the GPU in every step, which costs more than the slower kernel does on a small graph of cliques.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from .shapes import DROPOUT, KEY_FEATURES, VALUE_FEATURES
 from .tuning import ALWAYS, NEVER, EdgeLimit, Tuning
 
 
-@dataclass(frozen=True)
-class GraphSize:
+class GraphSize(NamedTuple):
     """Sizes of a graph that decide between the kernels.
 
     Attributes:

@@ -13,8 +13,7 @@ class Fused3SData:
     plan's inputs reads it. `fused/planning/gpu_plan.py` describes the layouts.
 
     Attributes:
-        num_rows, num_cols, num_edges: of A, with repeated edges; of a `PlanRoom`, its capacity.
-        num_tiles: KV tiles of A; None if the host has not read it from the GPU.
+        size: of A.
         row_ids: [16 num_row_windows] int32, row of query and output for each row of the windows, num_rows for padding;
             None if rows are in their natural order.
 
@@ -40,10 +39,7 @@ class Fused3SData:
         has_room: whether edge arrays are longer than the graph, as in a `PlanRoom`; the rest is zeros.
     """
 
-    num_rows: int
-    num_cols: int
-    num_edges: int
-    num_tiles: int | None = None
+    size: GraphSize
     row_ids: torch.Tensor | None = None
 
     kv_tiles: torch.Tensor | None = None
@@ -73,11 +69,6 @@ class Fused3SData:
     column_items: torch.Tensor | None = None
     column_parts: torch.Tensor | None = None
     has_room: bool = False
-
-    @property
-    def size(self) -> GraphSize:
-        """Sizes that decide between the kernels."""
-        return GraphSize(self.num_rows, self.num_cols, self.num_edges, self.num_tiles)
 
     def new_of_edges(self, like: torch.Tensor, columns: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. In a PlanRoom it is

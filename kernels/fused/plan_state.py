@@ -79,7 +79,7 @@ class Fused3SPlan:
             return self
         with self._lock:
             self._check()
-        return self if self.arrays.num_edges < COMPACTED_EDGES else Fused3SPlan(compacted(self.exact()))
+        return self if self.arrays.size.num_edges < COMPACTED_EDGES else Fused3SPlan(compacted(self.exact()))
 
     def exact(self) -> Fused3SData:
         """The arrays of exact sizes for the current stream, after waiting for the GPU; of a `PlanRoom`, or planned in a
@@ -142,4 +142,4 @@ def check_numbers(numbers: list[int], graph: Any, device: torch.device) -> None:
 
 def compacted(arrays: Fused3SData) -> Fused3SData:
     """Arrays of exact sizes; of many edges a copy, so that the memory that was reserved for them becomes free."""
-    return map_tensors(arrays, torch.clone) if arrays.num_edges >= COMPACTED_EDGES else arrays
+    return map_tensors(arrays, torch.clone) if arrays.size.num_edges >= COMPACTED_EDGES else arrays

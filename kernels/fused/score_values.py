@@ -115,7 +115,7 @@ def new_value_gradients(
 ) -> dict[str, torch.Tensor]:
     """Memory [length, H, n] float32 for the wanted gradients of values, by name; those of heads for each row."""
     num_rows, num_heads = query.shape[:2]
-    lengths = {"row_values": num_rows, "column_values": data.num_cols, "head_values": num_rows}
+    lengths = {"row_values": num_rows, "column_values": data.size.num_cols, "head_values": num_rows}
     found = {}
     for name in (each for each in VALUES if each in wanted):
         columns = num_heads, getattr(edges, name).shape[2]

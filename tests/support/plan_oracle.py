@@ -320,7 +320,7 @@ def data_by_edge(
     """What both passes edge by edge read of a canonical CSR, in items of at most `part_edges` edges."""
     arrays = row_item_arrays(indptr, row_ids, part_edges)
     arrays |= transposed_arrays(transpose_csr(indptr, indices, shape[1], row_ids), part_edges)
-    return Fused3SData(*shape, len(indices), indices=indices, **arrays)
+    return Fused3SData(GraphSize(*shape, len(indices)), indices=indices, **arrays)
 
 
 def expected_plan(
@@ -338,13 +338,13 @@ def expected_plan(
     tiles = tiles_of_csr(offsets, indices, num_cols)
     form = fused3s_planning.form_of(size, device, inputs, forward)
     if form is None:
-        size = replace(size, num_tiles=len(tiles[0]) - 2)
+        size = size._replace(num_tiles=len(tiles[0]) - 2)
         form = fused3s_planning.form_of(size, device, inputs, forward)
     rows = row_ids = None
     if perm is not None:
         rows = perm.to(device)
         row_ids = torch.nn.functional.pad(rows, (0, -num_rows % TILE[0]), value=num_rows)
-    data = Fused3SData(num_rows, num_cols, num_edges, size.num_tiles, row_ids)
+    data = Fused3SData(size, row_ids)
     if form.schedules:
         kv_tiles, tile_offset = tiles
         data = replace(data, kv_tiles=kv_tiles, tile_offset=tile_offset)

@@ -260,8 +260,7 @@ class GPUPlan:
         if form.part_edges and form.transposes:
             found |= {"column_rows": csr.column_indices, "column_edges": csr.column_edges}
             found["column_offsets"] = csr.offsets[1]
-        sizes = size.num_rows, size.num_cols, size.num_edges, size.num_tiles
-        return Fused3SData(*sizes, row_ids, edge_ids=csr.edges, **found)
+        return Fused3SData(size, row_ids, edge_ids=csr.edges, **found)
 
     def exact(self, arrays: Fused3SData, numbers: list[int]) -> Fused3SData:
         """`arrays` of this plan cut to their exact sizes, given its `numbers` after filling."""

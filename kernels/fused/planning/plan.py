@@ -88,7 +88,7 @@ def queue_plan(
         sorted_edges = GPUPlan(PlanForm(graph.shape, size.num_edges, inputs.backward, (), 0, inputs.edge_data), device)
         sorted_edges.compile_ahead(source, lambda: [COUNT_TILES])
         sorted_edges.fill(source, rows)
-        size, csr = replace(size, num_tiles=sorted_edges.count_tiles()), sorted_edges.csr
+        size, csr = size._replace(num_tiles=sorted_edges.count_tiles()), sorted_edges.csr
         form = form_of(size, device, inputs, forward)
     memory = GPUPlan(form or _form_by_edge(size, device, inputs, forward), device, csr)
     arrays = memory.arrays(size, row_ids)
@@ -134,7 +134,7 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
 
 def _form_by_edge(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> PlanForm:
     """Contents of a plan whose undecided calls go edge by edge, since the host cannot know the number of KV tiles."""
-    return form_of(replace(size, num_tiles=size.num_edges + 1), device, inputs, forward)
+    return form_of(size._replace(num_tiles=size.num_edges + 1), device, inputs, forward)
 
 
 def _edge_source(graph: Graph, device: torch.device, transposes: bool) -> EdgeSource:

@@ -130,7 +130,7 @@ def launch_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     query, key, value, grad_output, output = aligned_rows(inputs, row_bytes)
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     row_stats = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
-    sizes = data.num_rows, data.num_cols, num_heads
+    sizes = data.size.num_rows, data.size.num_cols, num_heads
     strides = query.stride(), key.stride(), value.stride(), grad_output.stride()
     mask = (0, 1.0) if dropout is None else (dropout.threshold, 1 / (1 - dropout.rate))
     tensors = {

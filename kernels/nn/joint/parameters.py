@@ -63,8 +63,11 @@ def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
 
 def plain_weight(layer: nn.Module) -> Tensor | None:
     """The weight of a plain layer without a bias; None: the layer must be called."""
-    parameters = plain_parameters((layer,))
-    return parameters[0] if parameters is not None and len(parameters) == 1 else None
+    own = vars(layer)
+    if has_global_hooks() or type(layer) is not nn.Linear or "forward" in own or any(map(own.get, HOOKS)):
+        return None
+    weight = layer.weight  # FSDP's flat parameter leaves a view that is no parameter
+    return weight if type(weight) in PLAIN and layer.bias is None else None
 
 
 def join_parameters(parameters: Sequence[Tensor], parts: Sequence[RowParts], dtype: torch.dtype) -> Joined:

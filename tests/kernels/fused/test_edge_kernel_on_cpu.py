@@ -13,6 +13,7 @@ from tolerance import FLOOR
 from fused3s import plan_attention
 from fused3s.backends.base import Call
 from fused3s.backends.reference import edge_softmax_attention
+from fused3s.fused.choice import GraphSize
 from fused3s.fused.data import Fused3SData
 from fused3s.fused.edges import forward as fused3s_edges
 from fused3s.fused.edges.forward import launch_edge_kernel
@@ -60,7 +61,7 @@ def run(monkeypatch, graph, tensors, scale, out_dtype, part_edges, mode="late", 
         pattern = permute_rows(pattern, perm)
     indptr, indices = canonical_csr(pattern, tensors[0].device)
     items = row_item_arrays(indptr, perm, part_edges)
-    data = Fused3SData(*graph.shape, len(indices), indices=indices, **items)
+    data = Fused3SData(GraphSize(*graph.shape, len(indices)), indices=indices, **items)
     with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
         lse = torch.empty(tensors[0].shape[:2], dtype=FLOAT, device=tensors[0].device)
         return launch_edge_kernel(data, Call(*tensors, scale, out_dtype, lse, edges)), lse
