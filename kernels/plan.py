@@ -14,6 +14,7 @@ from .backends.cuda import forward_only
 from .graph.edge_order import EdgeOrder
 from .graph.reorder.row_order import RowOrder
 from .runtime.semaphores import is_capturing
+from .runtime.streams import Made
 from .terms.dropout import Dropout, make_dropout
 from .terms.edge_data import (
     MAX_FEATURES,
@@ -65,6 +66,7 @@ class AttentionPlan:
     def __post_init__(self) -> None:
         # Here and not at the first call: torch.compile cannot trace it.
         object.__setattr__(self, "_number", numbered(self))
+        self._mark_edge_order()
         object.__setattr__(self, "_device_type", self.device.type)  # torch creates the string at every access
 
     @overload
@@ -295,9 +297,18 @@ class AttentionPlan:
                 "edges: got an EdgeData while a CUDA graph is captured, and its checks wait for the GPU; bind it "
                 "before the capture with plan.bind_edges(data)"
             )
+        self._wait_for_edge_order()
         if self.groups is not None:
             return bind_groups(data, self.edge_order, self.shape, self.device, self.groups, check_values)
         return bind(data, self.edge_order, self.shape, self.device, check_values)
+
+    def _mark_edge_order(self) -> None:
+        """Note after which work the edge order is complete, for `bind_edges` on another stream."""
+        object.__setattr__(self, "_ordered", None if self.edge_order is None else Made.on(self.device))
+
+    def _wait_for_edge_order(self) -> None:
+        if self._ordered is not None and not torch.compiler.is_compiling():
+            self._ordered.used_by_current_stream((self.edge_order.edge_of_csr,))
 
     def require_backward(self) -> None:
         """Raise a ValueError if the plan lacks the arrays of its backend's backward pass."""
@@ -356,6 +367,7 @@ class AttentionPlan:
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """A copy is a plan of its own, also in another process."""
+        self._wait_for_edge_order()
         return AttentionPlan, tuple(getattr(self, field.name) for field in fields(self))
 
     def _bound(

@@ -138,6 +138,7 @@ class PlanRoom:
         self._source, self._graph = source, graph
         if self.plan.edge_order is not None:  # bound edge data belongs to the previous graph
             object.__setattr__(self.plan, "edge_order", replace(self.plan.edge_order))
+            self.plan._mark_edge_order()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("PlanRoom: cannot be copied or pickled; make another room, or copy its plan")

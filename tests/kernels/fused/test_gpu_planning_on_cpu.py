@@ -199,11 +199,11 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
 def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
     block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
     for backward in (False, True):
-        assert takes_edges(SM90, block, 8, 16, backward=backward) is True
-        assert takes_edges(SM90, dense, 8, 16, backward=backward) is None
+        assert goes_edge_by_edge(SM90, block, 8, 16, backward=backward) is True
+        assert goes_edge_by_edge(SM90, dense, 8, 16, backward=backward) is None
         counted = dense._replace(num_tiles=3200), dense._replace(num_tiles=500)  # 16 and 100 edges a KV tile
-        assert [takes_edges(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
-    assert takes_edges(SM90, block, 1, 128) is False
+        assert [goes_edge_by_edge(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
+    assert goes_edge_by_edge(SM90, block, 1, 128) is False
 
 
 def _part_edges(memory):

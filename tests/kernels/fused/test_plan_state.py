@@ -233,6 +233,25 @@ def test_another_stream_waits_for_the_kernels_that_fill_a_plan(gpu):
     assert gpu.waits[-1] == (0, 9)
 
 
+def test_edge_data_is_bound_on_another_stream_after_the_order_of_the_edges(gpu):
+    """Also by a call, and where the order is no array of the plan."""
+    edges = edge_list(ROWS, COLS, 400, 1).edge_index
+    ids = torch.sparse_coo_tensor(edges.flip(0), torch.ones(400), (ROWS, COLS))
+    options = {"backend": "fused3s", "device": "cpu", "dtype": HALF, "head_dim": DIM, "num_heads": HEADS}
+    for graph, shape in ((edges, (ROWS, COLS)), (ids, None)):
+        for use in (
+            lambda plan, data: plan.bind_edges(data, check_values=False),
+            lambda plan, data: plan(*inputs(), edges=data),
+        ):
+            gpu.stream = 0
+            with torch.no_grad():
+                plan = plan_attention(graph, shape=shape, edge_data=True, **options)
+                gpu.waits.clear()
+                gpu.stream = 5
+                use(plan, EdgeData(bias=torch.zeros(400).half()))
+            assert gpu.waits[0] == (5, 0)
+
+
 @pytest.fixture
 def room(gpu):
     return PlanRoom(
