@@ -67,6 +67,7 @@ def fused_instance(
     score: str | None = None,
 ) -> KernelInstance:
     """The instance of cuda/tiles/forward.cu for blocks of `items` work items; others as in `FusedArguments`."""
+    check_out_dtype(out_dtype, element.dtype)
     arguments = FusedArguments(element, out_dtype, dim, heads, items * dim_warps, terms, dim_warps)
     return KernelInstance("tiles/forward.cu", "fused3s", arguments, score=score)
 
@@ -83,7 +84,6 @@ def choose_instance(
     folds: bool = True,
 ) -> KernelInstance:
     """The instance for `num_heads` heads; `folds`: whether several may form a group."""
-    check_out_dtype(out_dtype, element.dtype)
     heads = heads_of_group(num_heads, dim) if folds else 1
     is_shared = element.dtype == torch.float32 and heads == 1
     dim_warps = -(-SLICE * -(-dim // SLICE) // WARP_COLUMNS) if is_shared else 1

@@ -95,7 +95,7 @@ def test_a_plan_of_every_second_column_of_a_tensor(planned, dtype):
     wide = torch.full((2, 800), -7, dtype=dtype)
     wide[:, ::2] = edge_list(70, 90, 400, dtype=dtype).edge_index
     made, _ = planned(EdgeList(wide[:, ::2], (70, 90)), INPUTS["edge_data_backward"], str(dtype))
-    assert made.num_edges == 400
+    assert made.size.num_edges == 400
 
 
 def test_counting_kv_tiles_fills_nothing_that_the_plan_fills_again(planned):

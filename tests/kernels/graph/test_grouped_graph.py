@@ -91,7 +91,7 @@ def test_errors_that_the_planning_kernels_find_name_the_callers_entry(monkeypatc
             with pytest.raises(ValueError, match=message):
                 plan_graph(graph, CPU, inputs, forward)
         plans = [plan_graph(grouped_edges(graph, 4), CPU, inputs, forward).arrays for graph in right.values()]
-        assert plans[0].num_rows == 24
+        assert plans[0].size.num_rows == 24
         assert_equal_plans(*plans, "lists and their CSR")
         padded = lists.clone()
         padded[1] = -1
