@@ -1,4 +1,4 @@
-"""What the baselines on tensor cores take."""
+"""Inputs that the baselines on tensor cores accept."""
 
 import torch
 

@@ -46,7 +46,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "training": nullcontext,
 }
 LAUNCHES = ("eager", "compiled", "captured")
-# What may grow from the first reading on, beside one graph in device memory and pinned memory: a leak is a multiple of
+# Allowed growth after the first reading, beside one graph in device memory and pinned memory: a leak is a multiple of
 # the steps, noise is not.
 HOST_NOISE = 64 << 20  # bytes of the process: heap arenas, libraries that are loaded late
 ENTRIES_NOISE = 256  # readback slots: the host may run ahead of the GPU by this many plans
@@ -127,7 +127,7 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class SoakCase:
-    """What a row of the table is about; `edges`: of the largest graph."""
+    """One row of the table; `edges` is the size of the largest graph."""
 
     layer: str
     mode: str
@@ -139,7 +139,7 @@ class SoakCase:
 
     @property
     def graph_bytes(self) -> int:
-        """Of the largest graph with its features."""
+        """Bytes of the largest graph with its features."""
         return self.edges * (2 * 8 + LAYERS[self.layer].has_features * EDGE_DIM * 4)
 
     @property
@@ -191,7 +191,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Soaked:
-    """What was read in the steps of a case.
+    """The readings of one case.
 
     Attributes:
         error: why it ended early; "" if it did not.
@@ -209,7 +209,7 @@ class Soaked:
 
     @property
     def grown(self) -> list[str]:
-        """What grew by more than noise."""
+        """Names of the readings that grew by more than noise."""
         if len(self.readings) < 2:
             return []
         steps = self.readings[-1].steps - self.readings[0].steps
