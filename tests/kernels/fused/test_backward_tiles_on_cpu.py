@@ -1,14 +1,15 @@
 """cuda/tiles/backward.cu on the CPU (tests/cuda_shim): the real source and plans against float64 autograd."""
 
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
+from float32_precision import matmul_precision
 from gradient_cases import GradientCase, assert_gradients, gradient_case
 from instances import plan_for
-from plan_oracle import SplitHeuristic, make_schedule, with_pass_schedules
+from launch_variants import BY_BLOCK, BY_TEAM, SPLIT, Variant
+from plan_oracle import make_schedule, with_pass_schedules
 from poison import poisoned_buffers
 from tolerance import edges_of
 
@@ -35,9 +36,6 @@ from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, inputs
 pytestmark = ON_SHIM
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
-BY_TEAM = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
-BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
-SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
 # Copies of 4, 8 and 16 bytes, padding columns, one, two and four warps a team, dropout. An instance takes seconds to
 # compile.
 SHAPES = [
@@ -47,32 +45,12 @@ SHAPES = [
 ]
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A launch: who takes the windows, in which order things happen, and what the inputs look like."""
-
-    split: SplitHeuristic
-    mode: str
-    heads: int
-    scale: float
-    strided: bool = False
-    reordered: bool = False
-
-
 VARIANTS = [
     Variant(BY_TEAM, "late", 1, 0.3, reordered=True),
     Variant(BY_BLOCK, "early", 3, 0.2, strided=True),
     Variant(SPLIT, "random", 1, -0.2, reordered=True),
     Variant(SPLIT, "late", 1, 0.2, strided=True),
 ]
-
-
-@contextmanager
-def matmul_precision(precision):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def make_case(graph, dim, dtype, variant: Variant, rate=0.0) -> GradientCase:

@@ -1,12 +1,11 @@
 """cuda/tiles/forward.cu on the CPU (tests/cuda_shim): the real source and the real plans against dense float64."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from gradient_cases import attention_with_dropout
 from instances import forward_instance, items_of
-from plan_oracle import SplitHeuristic, make_schedule, with_schedule
+from launch_variants import BY_BLOCK, BY_TEAM, SPLIT, Variant
+from plan_oracle import make_schedule, with_schedule
 from poison import poisoned_buffers
 from tolerance import edges_of, row_errors
 
@@ -80,36 +79,21 @@ SPECS += [
 # 16 bits, three TF32 terms, and one in teams of two warps.
 OF_EACH_ELEMENT = [SPECS[3], forward_instance(FLOAT, FLOAT, 64), forward_instance(FLOAT, FLOAT, 128, 2, 1, 0, True, 2)]
 each_element = pytest.mark.parametrize("spec", OF_EACH_ELEMENT, ids=lambda spec: spec.name)
-BY_WARP = SplitHeuristic(warp_tiles=1000, split_tiles=1000, sort_segment=None)
-BY_BLOCK = SplitHeuristic(warp_tiles=1, split_tiles=1000, sort_segment=4)
-SPLIT = SplitHeuristic(warp_tiles=1, split_tiles=2, sort_segment=2)
 
 
 def has_one_term(spec: KernelInstance) -> bool:
     return spec.arguments.element == Element.TF32
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A launch: who takes the windows, in which order things happen, and what the inputs look like."""
-
-    split: SplitHeuristic
-    mode: str
-    heads: int
-    scale: float
-    strided: bool = False
-    reordered: bool = False
-    with_lse: bool = True
-
-    def num_heads(self, spec: KernelInstance) -> int:
-        """`heads` of an instance for one head; of a head group one group, or two of which the last lacks a head."""
-        heads = spec.arguments.heads
-        return self.heads if heads == 1 else self.heads * heads - (self.heads > 1)
+def num_heads_of(variant: Variant, spec: KernelInstance) -> int:
+    """Heads of an instance for one head; of a head group one group, or two of which the last lacks a head."""
+    heads = spec.arguments.heads
+    return variant.heads if heads == 1 else variant.heads * heads - (variant.heads > 1)
 
 
 VARIANTS = [
-    Variant(BY_WARP, "late", 2, 0.3, strided=True),
-    Variant(BY_WARP, "random", 1, 0.0, reordered=True),
+    Variant(BY_TEAM, "late", 2, 0.3, strided=True),
+    Variant(BY_TEAM, "random", 1, 0.0, reordered=True),
     Variant(BY_BLOCK, "late", 1, -0.3, strided=True, reordered=True),
     Variant(BY_BLOCK, "early", 2, 0.2, with_lse=False),
     Variant(SPLIT, "late", 2, 0.2, reordered=True),
@@ -146,7 +130,7 @@ def test_every_case_matches_float64(monkeypatch, spec):
         graph = make_graph()
         for variant in VARIANTS[number % 3 :: 3]:  # with another instance another third of them
             tensors = inputs(
-                graph, variant.num_heads(spec), spec.arguments.dim, spec.arguments.element.dtype, variant.strided
+                graph, num_heads_of(variant, spec), spec.arguments.dim, spec.arguments.element.dtype, variant.strided
             )
             output, lse = run(monkeypatch, spec, graph, tensors, variant)
             assert output.dtype == spec.arguments.out_dtype
@@ -164,7 +148,7 @@ def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode, spec):
 
 
 @each_element
-@pytest.mark.parametrize("split", [BY_WARP, BY_BLOCK, SPLIT], ids=["by_warp", "by_block", "split"])
+@pytest.mark.parametrize("split", [BY_TEAM, BY_BLOCK, SPLIT], ids=["by_team", "by_block", "split"])
 @pytest.mark.parametrize("name", ["hub", "wide", "n_one_past_16"])
 def test_every_edge_counts_once(monkeypatch, name, split, spec):
     """With q = 0 and v = one-hot of key mod d, the output times the degree is the number of such keys."""
@@ -180,7 +164,7 @@ def test_every_edge_counts_once(monkeypatch, name, split, spec):
 
 
 @each_element
-@pytest.mark.parametrize("split", [BY_WARP, SPLIT], ids=["by_warp", "split"])
+@pytest.mark.parametrize("split", [BY_TEAM, SPLIT], ids=["by_team", "split"])
 @pytest.mark.parametrize("name", ["n_one_past_16", "wide", "empty_rows_and_windows"])
 def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split, spec):
     """NaN in a row of K or Q reaches exactly the rows with an edge to it, in V at least those."""
@@ -202,7 +186,7 @@ def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split, spec):
 
 
 @pytest.mark.parametrize("spec", OF_EACH_ELEMENT[1:], ids=lambda spec: spec.name)
-@pytest.mark.parametrize("split", [BY_WARP, SPLIT], ids=["by_warp", "split"])
+@pytest.mark.parametrize("split", [BY_TEAM, SPLIT], ids=["by_team", "split"])
 def test_scores_that_overflow_to_minus_infinity_have_no_weight(monkeypatch, split, spec):
     """Column 0 of q is 1e20, that of one key -1e19: as if its edges were not there; a row with no other edge is 0."""
     graph = GRAPHS["tall"]()
@@ -265,7 +249,7 @@ def test_dropout_of_float32(monkeypatch, one_term, dim, warps, dim_warps):
     spec = forward_instance(FLOAT, FLOAT, dim, warps, terms=DROPOUT, one_term=one_term, dim_warps=dim_warps)
     tensors = inputs(graph, 2, dim, FLOAT)
     dropout = Dropout(0.3, torch.tensor([1]))
-    for split in (BY_WARP, SPLIT):
+    for split in (BY_TEAM, SPLIT):
         with cuda_on_cpu(MODES["random"]):
             data = REGISTRY["fused3s"].build(csr_pattern(graph), torch.device("cpu"), InputSpec(FLOAT, dim, 2)).arrays
             schedule = make_schedule(data.kv_tiles, data.tile_offset, warps, split)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, edge_inputs, in_order, qkv
+from float32_precision import matmul_precision
 from poison import poisoned_buffers
 
 from fused3s import AttentionPlan, Dropout, plan_attention
@@ -48,10 +49,8 @@ class Case:
 
 @pytest.fixture
 def medium() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    yield
-    torch.set_float32_matmul_precision(before)
+    with matmul_precision("medium"):
+        yield
 
 
 # Narrow and odd columns; and heads whose edge data of 16 bits the kernel over KV tiles takes.
@@ -70,13 +69,10 @@ def medium() -> Iterator[None]:
 def test_edge_data_goes_edge_by_edge(monkeypatch, heads, dim, kind, precision):
     case = Case(heads, dim, kind)
     exact = case.run(case.plan("reference", DOUBLE), DOUBLE)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    with cuda_on_cpu(MODES["late"]) as gpu:
+    with matmul_precision(precision), cuda_on_cpu(MODES["late"]) as gpu:
         plan = case.plan("fused3s", FLOAT)
         with poisoned_buffers(monkeypatch):
             found = case.run(plan, FLOAT)
-    torch.set_float32_matmul_precision(before)
     for got, right in zip(found, exact, strict=True):
         assert got.dtype == FLOAT
         assert (got.double() - right).norm() <= 3e-6 * right.norm()

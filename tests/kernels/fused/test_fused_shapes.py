@@ -3,6 +3,7 @@
 import pytest
 import torch
 from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs
+from float32_precision import matmul_precision
 from gpu_calls import no_waits
 from shape_cases import head_options, list_attention, shaped, shaped_attention
 
@@ -35,10 +36,8 @@ def planned(graph, sizes, dtype, **options):
 @pytest.fixture(autouse=True)
 def highest():
     """Three TF32 terms a product, which the bounds of float32 are for."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
+    with matmul_precision("highest"):
+        yield
 
 
 @TYPES

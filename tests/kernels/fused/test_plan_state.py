@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import sys
 import threading
 import weakref
 from collections import deque
@@ -15,6 +14,7 @@ import pytest
 import torch
 from fake_gpu import fake_gpu
 from plan_cases import edge_list
+from racing import errors_in_threads
 
 from fused3s import EdgeData, PlanRoom, plan_attention
 from fused3s.backends.base import InputSpec
@@ -194,28 +194,11 @@ def test_a_thread_may_use_a_plan_while_another_one_reads_its_numbers(gpu, first,
 
 
 def test_threads_may_be_the_first_to_see_that_the_gpu_is_done(gpu):
-    errors, interval = [], sys.getswitchinterval()
     gpu.finish()
-
-    def call():
-        try:
-            plan.ready()
-        except Exception as error:
-            errors.append(error)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        for _ in range(20):
-            plan = planned().data
-            plan.ready()
-            threads = [threading.Thread(target=call) for _ in range(4)]
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors
+    for _ in range(20):
+        plan = planned().data
+        plan.ready()
+        assert not errors_in_threads(plan.ready, 4)
 
 
 def test_another_stream_waits_for_the_kernels_that_fill_a_plan(gpu):
@@ -436,23 +419,6 @@ def test_threads_share_the_free_memory_of_readbacks(slots, monkeypatch):
     (slot,) = free
     slots.is_safe = True
     monkeypatch.setattr(readback, "outside_of_captures", nullcontext)
-    errors, interval = [], sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-
-    def take():
-        try:
-            readback.Readback(0, 4, 0)
-        except IndexError as error:
-            errors.append(error)
-
-    try:
-        for _ in range(300):
-            readback._free[key] = deque([slot])
-            threads = [threading.Thread(target=take) for _ in range(2)]
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors
+    for _ in range(300):
+        readback._free[key] = deque([slot])
+        assert not errors_in_threads(lambda: readback.Readback(0, 4, 0), 2)

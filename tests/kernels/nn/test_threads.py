@@ -9,13 +9,12 @@ import io
 import multiprocessing
 import pickle
 import re
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from racing import in_threads
 from torch.utils.checkpoint import checkpoint
 
 import fused3s.nn
@@ -160,29 +159,6 @@ def plan_of(backend="auto", **options):
 
 def qkv():
     return torch.randn(3, NODES, 4, 8, generator=torch.Generator().manual_seed(2), dtype=DTYPE).unbind(0)
-
-
-def in_threads(call, threads=8):
-    """call() in threads that begin at once; switched as often as Python can."""
-    met, found, interval = threading.Barrier(threads), [], sys.getswitchinterval()
-
-    def work():
-        met.wait()
-        try:
-            found.append(call())
-        except Exception as error:
-            found.append(error)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        started = [threading.Thread(target=work) for _ in range(threads)]
-        for each in started:
-            each.start()
-        for each in started:
-            each.join()
-    finally:
-        sys.setswitchinterval(interval)
-    return found
 
 
 @both_backends
