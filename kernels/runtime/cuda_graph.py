@@ -53,7 +53,7 @@ _kept: dict[tuple[int, int], KeptResults] = {}
 
 
 def kept_results(device: torch.device) -> KeptResults | None:
-    """Those of the capture by `capture` on torch's current stream of a GPU; None: it is not captured by `capture`."""
+    """The kept results of the capture by `capture` on torch's current stream; None: the stream has no such capture."""
     return _kept.get((device.index, stream_handle(device.index)))
 
 

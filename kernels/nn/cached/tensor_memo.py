@@ -98,7 +98,7 @@ class TensorMemo:
         return found.value
 
     def _results(self, tensor: Tensor) -> dict[Hashable, _Result]:
-        """Those of the tensor as it is; a new dictionary if there is none."""
+        """The results cached for the tensor in its current state; a new dictionary if there is none."""
         key, entries = id(tensor), self._entries
         entry = entries.get(key)
         if entry is None or not entry.state.is_now(tensor):

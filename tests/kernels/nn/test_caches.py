@@ -211,7 +211,7 @@ def capture(monkeypatch):
     monkeypatch.setattr(tensor_memo, "kept_results", lambda device: state.kept)
 
     def run(call, ours=True):
-        """What a capture of `call` returns, after the two calls before it, and the results that it keeps."""
+        """The result of `call` in a capture, which follows two calls of it, and the results that the capture keeps."""
         call()
         call()
         state.active, state.kept = True, KeptResults() if ours else None

@@ -1,4 +1,4 @@
-"""What docs/threads.md promises of layers and plans on any machine: threads, fork, copies, transforms, checkpoints.
+"""The promises of docs/threads.md that hold on any machine: threads, fork, copies, transforms, checkpoints.
 
 PyG's layer with the same change is the oracle, in float64. Hooks and adapters: test_hooks.py. Plans while a GPU fills
 them: fused/test_plan_state.py. Several processes: tests/parallel/test_layers.py.
