@@ -4,9 +4,11 @@ Other threads may allocate memory and wait for the GPU during a capture.
 """
 
 import ctypes
+import gc
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -128,7 +130,10 @@ def _capture(
     key, kept = (current.device_index, stream.cuda_stream), KeptResults()
     _kept[key], first = kept, None
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=MODE):
+        with (
+            without_collector(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=MODE),
+        ):
             try:
                 for _ in range(launches):
                     result = run()
@@ -146,6 +151,28 @@ def _capture(
             f"nothing was queued on cuda:{current.device_index}: the function works on another device, or not at all"
         )
     return CapturedGraph(graph, result, run, semaphores, stream, kept)
+
+
+_capturing, _lock, _collects = 0, threading.Lock(), False  # captures in progress; whether Python collected before them
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Python's garbage collector is off: in a thread that captures, it could destroy another CUDA graph, left in a
+    reference cycle, and that ends the capture."""
+    global _capturing, _collects
+    with _lock:
+        if not _capturing:
+            _collects = gc.isenabled()
+            gc.disable()
+        _capturing += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _capturing -= 1
+            if _collects and not _capturing:
+                gc.enable()
 
 
 def _num_nodes(stream: int) -> int | None:

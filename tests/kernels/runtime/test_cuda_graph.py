@@ -1,5 +1,6 @@
 """Capture in CUDA graphs: the order of calls on fakes; on a GPU, replays, errors and the state after an error."""
 
+import gc
 import threading
 from contextlib import contextmanager, nullcontext
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from fused3s.runtime import cuda_graph
-from fused3s.runtime.cuda_graph import CaptureError, capture, kept_results
+from fused3s.runtime.cuda_graph import CaptureError, capture, kept_results, without_collector
 from fused3s.runtime.tensor_state import TensorState
 
 GPU = torch.device("cuda", 0)
@@ -210,6 +211,52 @@ def test_gpu_other_threads_wait_and_allocate_during_a_capture():
         thread.join()
     assert not failures
     assert x.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_gpu_no_graph_of_a_reference_cycle_is_destroyed_during_a_capture():
+    x = torch.zeros(4, device=GPU)
+
+    class Cycle:
+        def __init__(self):
+            self.itself, self.graph = self, capture(lambda: x.add_(1), GPU)
+
+    cycles = [None, None, Cycle()]  # let go in the two calls before the capture, and in the capture
+
+    def run():
+        cycles.pop(0)
+        return x.add_(len([[each] for each in range(10_000)]))  # so many lists start a collection
+
+    gc.collect()
+    captured = capture(run, GPU)
+    before = float(x[0])
+    captured.replay()
+    assert x.tolist() == [before + 10_000] * 4
+
+
+def test_the_collector_is_off_until_the_last_of_captures_side_by_side_has_ended():
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with without_collector():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with without_collector():
+        thread.start()
+        entered.wait()
+    during = gc.isenabled()
+    leave.set()
+    thread.join()
+    assert (during, gc.isenabled()) == (False, True)
+    gc.disable()
+    try:
+        with without_collector():
+            pass
+        assert not gc.isenabled()  # as the caller left it
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu

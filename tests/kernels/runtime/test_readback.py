@@ -41,7 +41,7 @@ def test_gpu_memory_of_a_copy_that_nobody_read_is_not_used_before_it_has_run(dev
 def test_gpu_copies_on_another_stream(device):
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
+        torch.cuda._sleep(1_000_000_000)  # longer than a host waits that shares its GPU with other tests
         found = readback_of(7, device)
     torch.cuda.current_stream(device).synchronize()
     assert not found.is_done()
