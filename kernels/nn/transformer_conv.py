@@ -34,8 +34,8 @@ from .lazy_linear import linear
 class TransformerConv(JointModule, AttentionConv):
     """TransformerConv with fused sparse attention.
 
-    Weights and biases of the projections are views of one memory, as in `torch.nn.LSTM`, so one GEMM needs no copy.
-    Optimisers, `load_state_dict` and `state_dict` see separate parameters.
+    Weights and biases of the projections lie side by side in one memory, so one GEMM needs no copy. Each has a storage
+    of its own: savers, optimisers and averages see separate parameters.
 
     Args:
         in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.

@@ -2,7 +2,7 @@
 
     x [N, F]  ->  row:   | root | q: H heads of C | k: H heads of C | v: H heads of C |
 
-The layers keep their parameters, as views of one memory (`JointMemory`); otherwise each call concatenates them.
+The layers keep their parameters side by side in one memory (`JointMemory`); otherwise each call concatenates them.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from ...torch_side.autocast import input_type
 from ...torch_side.side_by_side import RowParts, is_transformed
@@ -125,7 +126,7 @@ class JointMemory:
             part = memory.as_strided(each.shape, each.stride(), starts[kind])
             starts[kind] += each.numel()
             part.copy_(each.detach())
-            each.data = part
+            each.data = from_dlpack(to_dlpack(part))  # a storage of its own: savers take views of one for copies
         self._addresses = [each.data_ptr() for each in parameters]
         self._memory = memory
 

@@ -90,7 +90,6 @@ def test_parameters_are_not_copied_together(copies):
             optimiser.step()
     for mine, expected in zip(layer.parameters(), other.parameters(), strict=True):
         close(mine, expected)
-    assert len({each.untyped_storage().data_ptr() for each in layer.parameters()}) == 1
     assert not [given for given in copies if given[0][0] is layer.lin_query.weight]
 
 
