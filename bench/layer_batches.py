@@ -59,6 +59,11 @@ class LayerBatch:
         """Over all different blocks."""
         return sum(block.edge_index.shape[1] for block in self.distinct_blocks)
 
+    @property
+    def nbytes(self) -> int:
+        edges = [tensor for block in self.distinct_blocks for tensor in (block.edge_index, block.edge_attr)]
+        return sum(tensor.nbytes for tensor in (self.x, self.labels, *edges) if tensor is not None)
+
     def with_new_edges(self) -> "LayerBatch":
         """The same with every edge_index in a tensor of its own, as a data loader makes it: nobody has seen it yet."""
         new = {id(block): replace(block, edge_index=block.edge_index.clone()) for block in self.distinct_blocks}

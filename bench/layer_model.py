@@ -1,6 +1,7 @@
 """The model of `bench.layers` around PyG's layer or ours, a training step of it, and its errors against float64."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from bench.checks import largest_row_error
 from bench.layer_batches import IGNORED, Block, LayerBatch
 from configs.bench import Shape
 
+EXACT_EDGES = 1 << 22  # of a float64 pass of PyG's layer, whose messages are [edges, heads, columns]
+
 
 @dataclass(frozen=True)
 class Types:
@@ -19,10 +22,12 @@ class Types:
     Attributes:
         parameters: of weights and features.
         inputs: of q, k and v.
+        matmul: `torch.get_float32_matmul_precision()`; TF32 is "high".
     """
 
     parameters: torch.dtype
     inputs: torch.dtype
+    matmul: str = "highest"
 
     @property
     def autocast(self) -> bool:
@@ -31,6 +36,7 @@ class Types:
 
 TYPES = {
     "float32": Types(torch.float32, torch.float32),
+    "tf32": Types(torch.float32, torch.float32, "high"),
     "autocast": Types(torch.float32, torch.bfloat16),
     "bfloat16": Types(torch.bfloat16, torch.bfloat16),
 }
@@ -50,17 +56,45 @@ class LayerModel(nn.Module):
         self.layers = nn.ModuleList(layer(shape.width, shape.dim, **options) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(layers - 1))
 
-    def forward(self, batch: LayerBatch) -> Tensor:
-        """[targets of the last block, columns]."""
-        x = run_layer(self.layers[0], batch.x, batch.blocks[0])
+    def forward(self, batch: LayerBatch, run: "RunLayer | None" = None) -> Tensor:
+        """[targets of the last block, columns].
+
+        Args:
+            run: `run_layer`, or another way to run each layer.
+        """
+        run = run or run_layer
+        x = run(self.layers[0], batch.x, batch.blocks[0])
         for norm, layer, block in zip(self.norms, self.layers[1:], batch.blocks[1:], strict=True):
-            x = run_layer(layer, norm(x).relu(), block)
+            x = run(layer, norm(x).relu(), block)
         return x
 
 
 def run_layer(layer: nn.Module, x: Tensor, block: Block) -> Tensor:
     is_square = block.num_sources == block.num_targets
     return layer(x if is_square else (x, x[: block.num_targets]), block.edge_index, block.edge_attr)
+
+
+RunLayer = Callable[[nn.Module, Tensor, Block], Tensor]
+
+
+def run_in_parts(layer: nn.Module, x: Tensor, block: Block) -> Tensor:
+    """`run_layer`, with the memory that the messages of EXACT_EDGES edges take."""
+    return torch.cat([run_layer(layer, x, part)[rows] for rows, part in row_parts(block)])
+
+
+def row_parts(block: Block) -> Iterator[tuple[slice, Block]]:
+    """Ranges of targets, and the block with their edges alone: at most EXACT_EDGES, unless one target has more. A layer
+    on such a block gives right rows for these targets."""
+    target = block.edge_index[1]
+    first_edge = torch.searchsorted(target.contiguous(), torch.arange(block.num_targets + 1, device=target.device))
+    first = 0
+    while first < block.num_targets:
+        last = int(torch.searchsorted(first_edge, first_edge[first] + EXACT_EDGES, right=True)) - 1
+        rows = slice(first, max(last, first + 1))
+        edges = slice(int(first_edge[rows.start]), int(first_edge[rows.stop]))
+        attr = None if block.edge_attr is None else block.edge_attr[edges]
+        yield rows, replace(block, edge_index=block.edge_index[:, edges], edge_attr=attr)
+        first = rows.stop
 
 
 class TrainingStep:
@@ -99,7 +133,7 @@ class LayerErrors(NamedTuple):
 
 
 def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, types: Types) -> LayerErrors:
-    """Errors of the layer on the first block.
+    """Errors of the layer on the first block; of a large block in the first of `row_parts`.
 
     Args:
         exact: the layer in float64, of any weights.
@@ -107,17 +141,18 @@ def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, ty
     """
     exact.load_state_dict(layer.state_dict())
     double = batch.to(batch.x.device, torch.float64)
-    rows, columns = batch.blocks[0].num_targets, batch.x.shape[1]
+    rows, part = next(row_parts(double.blocks[0]))
     generator = torch.Generator().manual_seed(0)
-    cotangent = torch.randn(rows, columns, generator=generator).to(batch.x.device)
+    cotangent = torch.zeros(batch.blocks[0].num_targets, batch.x.shape[1])
+    cotangent[rows] = torch.randn(cotangent[rows].shape, generator=generator)
+    cotangent = cotangent.to(batch.x.device)
     with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=types.autocast):
         output = run_layer(layer, batch.x, batch.blocks[0])
     found = _gradients(layer, output, cotangent)
-    expected = run_layer(exact, double.x, double.blocks[0])
+    expected = run_layer(exact, double.x, part)
     right = _gradients(exact, expected, cotangent)
-    return LayerErrors(
-        largest_row_error(output.detach(), expected.detach()), ((found - right).norm() / right.norm()).item()
-    )
+    of_output = largest_row_error(output.detach()[rows], expected.detach()[rows])
+    return LayerErrors(of_output, ((found - right).norm() / right.norm()).item())
 
 
 def _gradients(layer: nn.Module, output: Tensor, cotangent: Tensor) -> Tensor:

@@ -6,16 +6,23 @@ are on the GPU; every step of a workload with new graphs gets its edge_index as 
 row of steps begins, for both layers. A captured loop (`bench.captured_loop`) copies each batch and plans it within the
 timed steps.
 
-    backend  launch      layer
-    auto     eager       ours, such as fused3s.nn.TransformerConv; the note names the attention backend that ran
-    auto     cuda_graph  the same, the loop captured
-    pyg      eager       PyG's, such as torch_geometric.nn.TransformerConv
+    backend  layer
+    auto     ours, such as fused3s.nn.TransformerConv; the note names the attention backend that ran
+    pyg      PyG's, such as torch_geometric.nn.TransformerConv
 
-`dtype` is the type of parameters and features, `out_dtype` that of q, k and v: bfloat16 over float32 under autocast.
-`nodes` and `nnz` are rows of x and edges of all blocks of a step, the mean over the batches.
+    launch           step
+    eager            as it stands
+    compiled         after torch.compile(model), with dynamic=True where each step has another graph
+    reduce_overhead  the same with mode="reduce-overhead"; only of a graph that stays
+    cuda_graph       the loop captured; only ours, where each step has another graph
 
-Before a layer is timed, its output and the gradients of its weights on the first block are compared with PyG's layer in
-float64; of a captured loop the output of the whole model, on two batches. A time counts only if they agree. PyG's own
+`dtype` is the type of parameters and features, `out_dtype` that of q, k and v: bfloat16 over float32 under autocast;
+tf32 under torch.set_float32_matmul_precision("high"). `nodes` and `nnz` are rows of x and edges of all blocks of a
+step, the mean over the batches. `peak_memory` is that of torch's allocator in the first steps, with parameters,
+optimiser and a batch.
+
+Of an eager layer, the output and the gradients of its weights on the first block are compared with PyG's layer in
+float64; of other launches the output of the whole model, on two batches. A time counts only if they agree. PyG's own
 error is recorded in the same way: its time stays the baseline where it is large, since the work is the same.
 """
 
@@ -28,7 +35,7 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fused3s.nn
 from baselines import REGISTRY
@@ -36,10 +43,18 @@ from bench.captured_loop import CapturedLoop
 from bench.checks import checked_columns, largest_row_error
 from bench.gpu_trace import trace_gpu
 from bench.layer_batches import LayerBatch, draw_batches
-from bench.layer_model import TYPES, LayerErrors, LayerModel, TrainingStep, Types, first_layer_errors
+from bench.layer_model import (
+    TYPES,
+    LayerErrors,
+    LayerModel,
+    TrainingStep,
+    Types,
+    first_layer_errors,
+    run_in_parts,
+)
 from bench.records import NONE, Row
 from bench.runner import Case, Context, dtype_name
-from bench.timers import Spread, time_rounds_by_turns
+from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_rounds_by_turns
 from configs.bench import BenchConfig
 from fused3s import BackendUnavailableError, plan_attention
 
@@ -48,21 +63,24 @@ LAYERS = {  # names of PyG's layers, and ours
     "gat": ("GATConv", fused3s.nn.GATConv),
     "gatv2": ("GATv2Conv", fused3s.nn.GATv2Conv),
 }
-PYG, OURS, CAPTURED = ("pyg", "eager"), ("auto", "eager"), ("auto", "cuda_graph")  # backend and launch
+Name = tuple[str, str]  # backend and launch
+MODES = {"compiled": None, "reduce_overhead": "reduce-overhead"}  # of torch.compile, by launch
 FEWEST_STEPS = 4  # in a row: the host of a slow step runs ahead of the GPU as in a loop
-CHECKED_BATCHES = 2  # of a captured loop: the one it was captured for, and another
+CHECKED_BATCHES = 2  # of a whole model: the one it was captured for, and another
 # Largest error of a row, and of all gradients: of one layer, by type of q, k and v. float32: of
 # torch.get_float32_matmul_precision() "highest".
-ALLOWED = {torch.float32: LayerErrors(1e-4, 1e-4), torch.bfloat16: LayerErrors(0.05, 0.1)}
-ALLOWED_MODEL = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # of a row of the whole model
+ALLOWED = {"float32": LayerErrors(1e-4, 1e-4), "tf32": LayerErrors(0.01, 0.02), "bfloat16": LayerErrors(0.05, 0.1)}
+ALLOWED_MODEL = {"float32": 1e-3, "tf32": 0.05, "bfloat16": 0.15}  # of a row of the whole model
 
 
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
     """One for each precision; it has the rows of all layers."""
-    (backend, launch), (shape, *_) = OURS, config.head_shapes
-    case = Case(backend, "model", shape.width, heads=shape.heads, region="step", launch=launch)
-    types = [TYPES[precision] for precision in config.precisions]
-    return [replace(case, dtype=dtype_name(one.parameters), out_dtype=dtype_name(one.inputs)) for one in types]
+    shape = config.head_shapes[0]
+    case = Case("auto", "model", shape.width, heads=shape.heads, region="step", launch=config.launches[0])
+    return [
+        replace(case, dtype=dtype, out_dtype=out_dtype)
+        for dtype, out_dtype in (dtype_names(TYPES[precision]) for precision in config.precisions)
+    ]
 
 
 def begin(context: Context) -> None:
@@ -98,50 +116,78 @@ class Side:
     """One way to run steps.
 
     Attributes:
-        run: a step; its output, or nothing.
-        checked: columns status, reason and relative_error.
-        note: what was checked and what ran.
+        run: a step; the output of the model before it.
+        check: gives columns status, reason and relative_error, and a note of what was checked and what ran.
     """
 
-    run: Callable[[LayerBatch], Any]
-    checked: dict[str, Any]
-    note: str
+    run: Callable[[LayerBatch], Tensor]
+    check: Callable[[], tuple[dict[str, Any], str]]
 
 
 def measure(context: Context, case: Case) -> list[Row]:
     (types,) = (one for one in TYPES.values() if dtype_names(one) == (case.dtype, case.out_dtype))
-    batches = [batch.to(context.device, types.parameters) for batch in batches_of(context)]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(types.matmul)
+    torch.compiler.reset()  # models of other cases count against its limit of recompilations
+    try:
+        return measured_sides(context, case, types)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def sides_of(context: Context) -> list[Name]:
+    workload = context.config.workloads[context.name]
+    launches = [one for one in context.config.launches if not (one == "reduce_overhead" and workload.is_new)]
+    return [(backend, launch) for backend in ("auto", "pyg") for launch in launches] + (
+        [("auto", "cuda_graph")] if workload.captured else []
+    )
+
+
+def measured_sides(context: Context, case: Case, types: Types) -> list[Row]:
+    device = context.device
+    batches = [batch.to(device, types.parameters) for batch in batches_of(context)]
     models = Models(context, num_layers(context))
-    makers = {OURS: ours, PYG: pyg} | ({CAPTURED: captured} if context.config.workloads[context.name].captured else {})
-    sides: dict[tuple[str, str], Side] = {}
-    rows: dict[tuple[str, str], list[Row]] = {}
-    for name, make in makers.items():
+    sides: dict[Name, Side] = {}
+    rows: dict[Name, list[Row]] = {}
+    checked: dict[Name, tuple[dict[str, Any], str]] = {}
+    for name in sides_of(context):
+        on_gpu = device.type == "cuda"
+        besides = torch.cuda.memory_allocated(device) if on_gpu else 0
+        reset_peak_memory(device)
         try:
-            side = make(context, models, batches, types)
+            side = make_side(context, models, batches, types, name)
             for batch in batches:  # compiles kernels and fills torch's cache of memory
                 side.run(renewed(context, batch))
-            sides[name] = side
-        except Exception as error:  # the other layer is still timed
+            memory = peak_memory_mib(device) + (batches[0].nbytes - besides) / 2**20
+            checked[name] = columns, note = side.check()
+            sides[name], rows[name] = side, []
+            if on_gpu:
+                peak = Spread.of([memory]).columns() | {"metric": "peak_memory", "unit": "MiB"}
+                rows[name].append(context.row(of_side(case, name), **peak, **columns, note=note))
+        except Exception as error:  # the others are still timed
+            side = None
             rows[name] = [context.failed(of_side(case, name), error)]
+            gc.collect()
+            torch.cuda.empty_cache()
     timed = time_sides(context, sides, batches) if sides else {}
     for name, side in sides.items():
         rounds, steps = timed[name]
-        own = of_side(case, name)
-        note = f"{side.note}; {steps} steps in a row, by turns{rounds.warning}"
-        rows[name] = [context.row(own, **rounds.columns(), **side.checked, note=note)]
-        if context.device.type == "cuda":
+        own, (columns, note) = of_side(case, name), checked[name]
+        note = f"{note}; {steps} steps in a row, by turns{rounds.warning}"
+        rows[name].insert(0, context.row(own, **rounds.columns(), **columns, note=note))
+        if device.type == "cuda":
             try:
-                rows[name] += traced(context, own, side, batches)
+                rows[name] += traced(context, own, side, columns, batches)
             except Exception as error:  # the times stay
                 rows[name].append(context.failed(own, error, metric="gpu_busy"))
-    return [row for name in makers for row in rows[name]]
+    return [row for found in rows.values() for row in found]
 
 
 def dtype_names(types: Types) -> tuple[str, str]:
-    return dtype_name(types.parameters), dtype_name(types.inputs)
+    return dtype_name(types.parameters), "tf32" if types.matmul == "high" else dtype_name(types.inputs)
 
 
-def of_side(case: Case, name: tuple[str, str]) -> Case:
+def of_side(case: Case, name: Name) -> Case:
     return replace(case, backend=name[0], launch=name[1])
 
 
@@ -149,7 +195,7 @@ def renewed(context: Context, batch: LayerBatch) -> LayerBatch:
     return batch.with_new_edges() if context.config.workloads[context.name].is_new else batch
 
 
-def time_sides(context: Context, sides: dict[tuple[str, str], Side], batches: list[LayerBatch]) -> dict:
+def time_sides(context: Context, sides: dict[Name, Side], batches: list[LayerBatch]) -> dict:
     """Rounds and steps in a row, by side."""
     turns, config = {name: cycle(batches) for name in sides}, context.config
 
@@ -157,7 +203,7 @@ def time_sides(context: Context, sides: dict[tuple[str, str], Side], batches: li
         if context.device.type == "cuda":
             torch.cuda.synchronize(context.device)
 
-    def row_of_steps(name: tuple[str, str], steps: int) -> float:
+    def row_of_steps(name: Name, steps: int) -> float:
         """Milliseconds of a step."""
         own = [renewed(context, next(turns[name])) for _ in range(steps)]
         run = sides[name].run
@@ -171,8 +217,8 @@ def time_sides(context: Context, sides: dict[tuple[str, str], Side], batches: li
     fewest = min(FEWEST_STEPS, config.steps)
     steps = {name: max(fewest, min(config.steps, int(config.budget_ms / row_of_steps(name, fewest)))) for name in sides}
 
-    def time_round() -> dict[tuple[str, str], list[float]]:
-        times: dict[tuple[str, str], list[float]] = {name: [] for name in sides}
+    def time_round() -> dict[Name, list[float]]:
+        times: dict[Name, list[float]] = {name: [] for name in sides}
         for _ in range(config.repeats):
             for name, found in times.items():
                 found.append(row_of_steps(name, steps[name]))
@@ -182,7 +228,9 @@ def time_sides(context: Context, sides: dict[tuple[str, str], Side], batches: li
     return {name: (rounds, steps[name]) for name, rounds in time_rounds_by_turns(time_round).items()}
 
 
-def traced(context: Context, case: Case, side: Side, batches: list[LayerBatch]) -> Iterator[Row]:
+def traced(
+    context: Context, case: Case, side: Side, checked: dict[str, Any], batches: list[LayerBatch]
+) -> Iterator[Row]:
     """Rows of what the GPU did in a step, the mean over all batches."""
     steps = max(FEWEST_STEPS, len(batches))
     own = [renewed(context, batches[nth % len(batches)]) for nth in range(steps)]
@@ -190,31 +238,54 @@ def traced(context: Context, case: Case, side: Side, batches: list[LayerBatch]) 
     totals = {"gpu_busy": ("ms", trace.busy_ms), "gpu_kernels": ("1", trace.kernels), "host_waits": ("1", trace.waits)}
     for metric, (unit, total) in totals.items():
         columns = Spread.of([total / steps]).columns() | {"metric": metric, "unit": unit}
-        yield context.row(case, **columns, **side.checked, note=f"trace of {steps} steps")
+        yield context.row(case, **columns, **checked, note=f"trace of {steps} steps")
 
 
-def ours(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-    model = models.of(LAYERS[models.layer][1], types.parameters)
-    backend = attention_backend(context, batches[0], types)
-    return side_of(model, models, batches[0], types, f"{LAYERS[models.layer][1].__name__}, attention by {backend}")
+def make_side(context: Context, models: "Models", batches: list[LayerBatch], types: Types, name: Name) -> Side:
+    backend, launch = name
+    layer = LAYERS[models.layer][1] if backend == "auto" else pyg_layer(models.layer)
+    model = models.of(layer, types.parameters)
+    step = TrainingStep(model, types, capturable=launch == "cuda_graph")
 
+    def check_layer() -> tuple[dict[str, Any], str]:
+        if backend == "pyg":
+            note = f"{layer.__name__} of torch_geometric {metadata.version('torch_geometric')}"
+        else:
+            note = f"{layer.__name__}, attention by {attention_backend(context, batches[0], types)}"
+        errors = first_layer_errors(model.layers[0], models.exact.layers[0], batches[0], types)
+        note = f"{note}; error: of the first layer's output, of its gradients {errors.gradients:.1e}"
+        return checked(errors, types), note
 
-def pyg(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-    model = models.of(pyg_layer(models.layer), types.parameters)
-    note = f"{LAYERS[models.layer][0]} of torch_geometric {metadata.version('torch_geometric')}"
-    return side_of(model, models, batches[0], types, note)
+    if launch == "eager":
+        return Side(step, check_layer)
+    if launch == "cuda_graph":
+        run = CapturedLoop(step, batches, context.config.head_shapes[0], types.inputs)
+    else:
+        model.compile(mode=MODES[launch], dynamic=context.config.workloads[context.name].is_new or None)
 
+        def run(batch: LayerBatch) -> Tensor:
+            torch.compiler.cudagraph_mark_step_begin()
+            return step(batch)
 
-def side_of(model: LayerModel, models: "Models", batch: LayerBatch, types: Types, note: str) -> Side:
-    """Steps of a model whose first layer is compared with PyG's in float64."""
-    errors = first_layer_errors(model.layers[0], models.exact.layers[0], batch, types)
-    note = f"{note}; error: of the first layer's output, of its gradients {errors.gradients:.1e}"
-    return Side(TrainingStep(model, types), checked(errors, types), note)
+    def check_model() -> tuple[dict[str, Any], str]:
+        errors = []
+        for batch in batches[:CHECKED_BATCHES]:
+            model.load_state_dict(models.exact.state_dict())  # in place: every step changes them
+            models.exact.load_state_dict(model.state_dict())
+            output = run(batch).float()
+            with torch.no_grad():
+                exact = models.exact(batch.to(context.device, torch.float64), run_in_parts)
+            errors.append(largest_row_error(output, exact))
+        error = max(errors, key=lambda one: (one != one, one))
+        columns = checked_columns(error, types.inputs, ALLOWED_MODEL[dtype_names(types)[1]])
+        return columns, "error: of the whole model's output"
+
+    return Side(run, check_model)
 
 
 def checked(errors: LayerErrors, types: Types) -> dict[str, Any]:
     """Columns status, reason and relative_error of a layer."""
-    allowed = ALLOWED[types.inputs]
+    allowed = ALLOWED[dtype_names(types)[1]]
     columns: dict[str, Any] = {"status": "ok", "relative_error": errors.output}
     if not (errors.output <= allowed.output and errors.gradients <= allowed.gradients):  # NaN is wrong too
         reason = (
@@ -223,23 +294,6 @@ def checked(errors: LayerErrors, types: Types) -> dict[str, Any]:
         )
         columns |= {"status": "wrong", "reason": reason}
     return columns
-
-
-def captured(context: Context, models: "Models", batches: list[LayerBatch], types: Types) -> Side:
-    model = models.of(LAYERS[models.layer][1], types.parameters)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    models.exact.load_state_dict(before)
-    step = TrainingStep(model, types, capturable=True)
-    loop = CapturedLoop(step, batches, context.config.head_shapes[0], types.inputs)
-    errors = []
-    for batch in batches[:CHECKED_BATCHES]:
-        model.load_state_dict(before)  # in place: the capture and the last replay were steps
-        output = loop(batch)
-        with torch.no_grad():
-            errors.append(largest_row_error(output, models.exact(batch.to(context.device, torch.float64))))
-    error = max(errors, key=lambda one: (one != one, one))
-    columns = checked_columns(error, types.inputs, ALLOWED_MODEL[types.inputs])
-    return Side(loop, columns, "error: of the whole model's output")
 
 
 class Models:

@@ -104,7 +104,7 @@ class Row(Provenance):
     order: str = NONE
     order_found: str = NONE
     dense: Literal["plain", "compiled", "fused", "auto", "none"] = NONE
-    launch: Literal["eager", "cuda_graph", "back_to_back", "isolated", "none"] = NONE
+    launch: Literal["eager", "compiled", "reduce_overhead", "cuda_graph", "back_to_back", "isolated", "none"] = NONE
     plan: Literal["fixed", "rebuilt", "none"] = NONE
     l2: Literal["warm", "cold", "none"] = NONE
     scope: Literal["model", "attention", "kernel", "build", "machine"]

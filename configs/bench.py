@@ -64,7 +64,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "training": _MODELS | {"shapes": ("1x128", "8x16"), "precisions": ("bfloat16",)},
     "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
     | {"precisions": ("float32", "autocast", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
-    | {"pool": 8, "steps": 8},
+    | {"pool": 8, "steps": 8, "launches": ("eager", "compiled", "reduce_overhead")},
     "plans": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 200, "seconds": 2.0},
     "preprocessing": {"graphs": ..., "cpu_edges": 20_000_000, "repeats": 10, "seconds": 2.0},
     "parallel": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 30}
@@ -82,7 +82,7 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 Positive = Annotated[float, Field(gt=0, le=3.6e6, allow_inf_nan=False)]
 # How the layers around attention are computed (runtime.dense); "+graph": replayed as a CUDA graph.
 Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph"]
-Precision = Literal["float16", "bfloat16", "float32", "autocast"]  # autocast: bfloat16 over float32 weights
+Precision = Literal["float16", "bfloat16", "float32", "tf32", "autocast"]  # the last: bfloat16 over float32 weights
 
 
 class Shape(NamedTuple):
@@ -179,7 +179,8 @@ class BenchConfig(Section):
     ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], List] = ()  # without torchrun
     method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
     schemes: Annotated[tuple[Literal["halo", "heads", "allgather"], ...], List] = ()  # of the exchange, under torchrun
-    launches: Annotated[tuple[Literal["eager", "cuda_graph"], ...], List] = ()  # of passes of several ranks
+    # Of passes of several ranks: eager, cuda_graph. Of steps of layers: eager, compiled, reduce_overhead.
+    launches: Annotated[tuple[Literal["eager", "cuda_graph", "compiled", "reduce_overhead"], ...], List] = ()
     cpu_edges: int = Field(default=0, ge=0)  # of the largest graph whose format is also built on the CPU
     repeats: int = Field(default=1, ge=1, le=10**6)  # timed intervals, passes of a round, or calls; fewer of long ones
     budget_ms: Positive = 1.0  # of a round of passes, or of a row of steps: fewer of slow ones
@@ -240,8 +241,11 @@ class BenchConfig(Section):
             if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
                 numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]
                 raise ValueError(f"edges: got {kind!r}; allowed are {', '.join([*PLAIN_EDGES, *numbered])}")
-        if self.measure != "layers" and "autocast" in self.precisions:
-            raise ValueError("precisions: autocast is for measure = layers; allowed are float16, bfloat16, float32")
+        for precision in {"autocast", "tf32"} & {*self.precisions} if self.measure != "layers" else ():
+            raise ValueError(f"precisions: {precision} is for measure = layers; allowed are float16, bfloat16, float32")
+        allowed = {"parallel": ("eager", "cuda_graph"), "layers": ("eager", "compiled", "reduce_overhead")}
+        for launch in self.launches:
+            check_choice("launches", launch, allowed[self.measure])
         for name, workload in self.workloads.items():
             if workload.batch and workload.batch > self.batch_size:
                 raise ValueError(

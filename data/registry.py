@@ -15,6 +15,7 @@ from data.sources.elliptic import Elliptic
 from data.sources.large import Igb, Papers100M
 from data.sources.molecules import OgbMolecules, SmilesTable
 from data.sources.planetoid import Planetoid
+from data.sources.power_law import PowerLaw
 from data.sources.pyg import OgbGraphs, OgbNodes, PygCollection, PygGraph
 from data.sources.qm9 import Qm9
 from data.sources.sequence_masks import BigBird, Longformer, SelectedBlocks
@@ -28,7 +29,7 @@ from data.synthetic.windows import Deciles, LogNormal
 TABLE = Path(__file__).with_name("datasets.yaml")
 READERS = (
     *(BigBird, EdgeList, Elliptic, Facebook100, Igb, Longformer, OgbGraphs, OgbMolecules, OgbNodes, Papers100M),
-    *(Planetoid, PygCollection, PygGraph, Qm9, SbmCluster, SbmPattern, SelectedBlocks, SmilesTable, Sphere),
+    *(Planetoid, PowerLaw, PygCollection, PygGraph, Qm9, SbmCluster, SbmPattern, SelectedBlocks, SmilesTable, Sphere),
 )
 GENERATORS = (DenseBatch, HugeGraph, MoleculeBatch, NoSurrogate, SuperpixelBatch, SyntaxTreeBatch, WindowedGraph)
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 from bench_runs import CONFIGS
+from torch import nn
 
 import data
 import fused3s
 import fused3s.nn
-from bench import captured_loop, layers
+from bench import captured_loop, layer_model, layers
 from bench.captured_loop import CapturedLoop
 from bench.layer_batches import draw_batches
-from bench.layer_model import TYPES, LayerModel, TrainingStep, first_layer_errors
-from bench.layers import CAPTURED, OURS, PYG
+from bench.layer_model import TYPES, LayerModel, TrainingStep, first_layer_errors, run_in_parts
 from bench.measures import MEASURES
 from bench.provenance import provenance
 from bench.runner import Context, measured
@@ -24,6 +24,7 @@ from fused3s.backends.base import InputSpec
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4)
+OURS, PYG, CAPTURED = ("auto", "eager"), ("pyg", "eager"), ("auto", "cuda_graph")
 
 pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
 
@@ -171,8 +172,8 @@ def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
     ours, theirs, exact = make_models(None, types.parameters)
     for model in (ours, theirs):
         errors = first_layer_errors(model.layers[0], exact.layers[0], batch, types)
-        assert 0 < errors.output < layers.ALLOWED[types.inputs].output
-        assert 0 < errors.gradients < layers.ALLOWED[types.inputs].gradients
+        assert 0 < errors.output < layers.ALLOWED[layers.dtype_names(types)[1]].output
+        assert 0 < errors.gradients < layers.ALLOWED[layers.dtype_names(types)[1]].gradients
         assert layers.checked(errors, types)["status"] == "ok"
 
     class Damaged(fused3s.nn.TransformerConv):
@@ -195,7 +196,7 @@ def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
     torch.manual_seed(0)
     backwards = Backwards(SHAPE.width, SHAPE.dim, heads=SHAPE.heads).to(types.parameters)
     errors = first_layer_errors(backwards, exact.layers[0], batch, types)
-    assert errors.output < layers.ALLOWED[types.inputs].output
+    assert errors.output < layers.ALLOWED[layers.dtype_names(types)[1]].output
     assert errors.gradients == pytest.approx(0.5, rel=0.05)
     assert layers.checked(errors, types)["status"] == "wrong"
     nan = errors._replace(output=float("nan"))
@@ -209,6 +210,7 @@ WORKLOADS = """workloads={cora: {graph: cora},
 
 def bench(name: str, *overrides: str, device=CPU) -> Context:
     small = ["source=synthetic", "batch_size=20", "pool=2", "steps=2", "repeats=1", "shapes=[2x4]", WORKLOADS]
+    small += ["launches=[eager]"]
     config = load_bench_config(CONFIGS / "layers.yaml", [*small, *overrides])
     graph = config.load(config.graph_of(name), features=False)
     return Context(config, "layers.yaml", provenance(device), device, name, graph)
@@ -257,6 +259,38 @@ def test_a_layer_that_fails_or_is_wrong_leaves_the_other_ones_time(monkeypatch):
         monkeypatch.setitem(layers.LAYERS, "transformer", ("TransformerConv", layer))
         ours, theirs = rows_of(bench("sampled", "precisions=[float32]"))
         assert (ours.status, theirs.status) == (status, "ok")
+
+
+@pytest.mark.parametrize("name", ["cora", "sampled"])
+def test_compiled_steps_are_rows_of_the_same_model(name, monkeypatch):
+    """Without Inductor, which compiles for minutes."""
+    compiled = []
+
+    def compile_(model, *, mode, dynamic):
+        compiled.append((mode, dynamic))
+        nn.Module.compile(model, backend="eager", dynamic=dynamic)
+
+    monkeypatch.setattr(LayerModel, "compile", compile_)
+    rows = rows_of(bench(name, "precisions=[float32]", "launches=[compiled, reduce_overhead]"))
+    launches = ["compiled"] if name == "sampled" else ["compiled", "reduce_overhead"]
+    assert [(row.backend, row.launch, row.status) for row in rows] == [
+        (backend, launch, "ok") for backend in ("auto", "pyg") for launch in launches
+    ]
+    assert all(0 <= row.relative_error < 1e-5 for row in rows)
+    assert compiled == 2 * ([(None, True)] if name == "sampled" else [(None, None), ("reduce-overhead", None)])
+
+
+@pytest.mark.parametrize("layer", ["TransformerConv", "GATConv"])
+def test_a_layer_in_parts_of_rows_is_the_layer(layer, monkeypatch):
+    import torch_geometric.nn as pyg
+
+    monkeypatch.setattr(layer_model, "EXACT_EDGES", 100)
+    torch.manual_seed(0)
+    for batch in draw(edge_dim=3) + draw(layers=2, count=1, seeds=40, fan_out=[4, 2], edge_dim=3):
+        batch, model = batch.to(CPU, torch.float64), LayerModel(getattr(pyg, layer), SHAPE, len(batch.blocks), 3)
+        model.double()
+        assert len([*layer_model.row_parts(batch.blocks[0])]) > 1
+        torch.testing.assert_close(model(batch, run_in_parts), model(batch))
 
 
 class PlanOnCpu(fused3s.AttentionPlan):
@@ -339,7 +373,7 @@ def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
     monkeypatch.setattr(fused3s, "PlanRoom", RoomOnCpu, raising=False)
     monkeypatch.setattr(captured_loop, "capture", replayed)
     rows = rows_of(bench("molecules", "precisions=[float32]"))
-    assert [((row.backend, row.launch), row.status) for row in rows] == [(OURS, "ok"), (PYG, "ok"), (CAPTURED, "ok")]
+    assert {((row.backend, row.launch), row.status) for row in rows} == {(OURS, "ok"), (PYG, "ok"), (CAPTURED, "ok")}
     assert 0 < rows[2].relative_error < 1e-4
     original = CapturedLoop.__call__
     monkeypatch.setattr(CapturedLoop, "__call__", lambda self, batch: original(self, batch) * 1.1)
@@ -350,12 +384,16 @@ def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["cora", "molecules", "sampled"])
 def test_on_a_gpu_every_layer_is_right_and_traced(name):
-    rows = rows_of(bench(name, "shapes=[8x16]", device=torch.device("cuda", torch.cuda.current_device())))
+    launches = "launches=[eager, compiled, reduce_overhead]"
+    rows = rows_of(bench(name, "shapes=[8x16]", launches, device=torch.device("cuda", torch.cuda.current_device())))
     for precision in {(row.dtype, row.out_dtype) for row in rows}:
         own = [row for row in rows if (row.dtype, row.out_dtype) == precision]
         found = {((row.backend, row.launch), row.metric): row for row in own}
-        for side in [OURS, PYG] + [CAPTURED] * (name == "molecules"):
+        sides = {(row.backend, row.launch) for row in own}
+        assert len(sides) == {"cora": 6, "molecules": 5, "sampled": 4}[name]
+        for side in sides:
+            assert found[side, "peak_memory"].value > 0
             assert found[side, "time"].status == "ok", rows
             time, busy, count = (found[side, metric].value for metric in ("time", "gpu_busy", "gpu_kernels"))
             assert 0 < busy < 20 * time
-            assert count >= 10
+            assert count >= 1
