@@ -43,11 +43,11 @@ def finite_number(name: str, value: Any) -> float:
 
 
 def check_rate(name: str, value: Any) -> None:
-    """Raise unless `value` is a number with 0 <= value < 1."""
+    """Raise unless `value` is a number with 0 <= value <= 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: got {value!r}; a rate from 0 to below 1 is needed")
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}: got {value}; a rate from 0 to below 1 is needed")
+        raise TypeError(f"{name}: got {value!r}; a rate from 0 to 1 is needed")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: got {value}; a rate from 0 to 1 is needed")
 
 
 def check_dense(name: str, value: Any) -> None:

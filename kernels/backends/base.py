@@ -225,9 +225,9 @@ class Backend(ABC):
 
 
 def dropout_factors(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[nnz, H] with the type of `like` ([N, H, ...] or [nnz, H]): 0 for a dropped edge, else 1 / (1 - rate).
+    """[nnz, H] with the type of `like` ([N, H, ...] or [nnz, H]): 0 for a dropped edge, else `dropout.rescale`.
 
     Args:
         row, col: [nnz] int64, row and column of each edge in A.
     """
-    return kept_edges(dropout, row, col, like.shape[1]).to(like.dtype) / (1 - dropout.rate)
+    return kept_edges(dropout, row, col, like.shape[1]).to(like.dtype) * dropout.rescale

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from .. import AttentionPlan
 from ..arguments import check_dense
 from ..torch_side.autocast import input_type
+from ..torch_side.torch_private import is_traced
 from .base import Layer
+from .cached.edge_attention import attend_edges
 from .cached.planned_edges import plan_edge_index, require_gradients
 from .cached.self_loops import check_graph, edges_with_self_loops
 
@@ -71,6 +73,9 @@ class AGNNConv(Layer):
             check_graph(edge_index)
             if self.add_self_loops:
                 edge_index = edges_with_self_loops(edge_index, num_nodes, cache=self.cache, allows_padding=True)
+            if is_traced(query):
+                options = {"backend": self.backend, "cache": self.cache, "scale": 1.0}
+                return attend_edges(query, key, value, edge_index, **options)
             plan = plan_edge_index(
                 edge_index,
                 (num_nodes, num_nodes),

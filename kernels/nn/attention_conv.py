@@ -104,6 +104,7 @@ class AttentionConv(Layer):
                 raise ValueError(
                     f"edge_attr: got shape {tuple(edge_attr.shape)}; [{num_edges}, {self.edge_dim}] is needed"
                 )
+            features = self.as_weights(features)
         if not self.add_self_loops:
             return edge_index, features
         allows_padding = features is None and not wants_weights
@@ -111,6 +112,11 @@ class AttentionConv(Layer):
         if features is not None:
             features = features_with_self_loops(features, edge_index, num_loops, self.fill_value, cache=self.cache)
         return edges, features
+
+    def as_weights(self, features: Tensor) -> Tensor:
+        """Edge features of another type, such as numbers of bond types, in that of the weights of lin_edge."""
+        dtypes = (each.dtype for each in self.lin_edge.parameters() if each.is_floating_point())
+        return features.to(next(dtypes, features.dtype))
 
     def plan_edges(
         self, edges: Tensor | AttentionPlan, shape: tuple[int, int], dtype: torch.dtype, backward: bool

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
+from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, two_sizes
-from .cached.edge_scores import refuse_plan, weights_of_edges
-from .cached.self_loops import check_fill_value, edge_list, is_sparse
+from .cached.edge_scores import attend_traced, ends_of_edges, refuse_plan, weights_of_edges
+from .cached.self_loops import check_fill_value, is_sparse
 from .joint.gat import SCORE, SCORE_OF_EDGES, GATCall
 from .joint.one_node import run_as_node, takes_plan
 from .joint.parameters import joint_parameters, plain_weight
@@ -111,7 +112,7 @@ class GATConv(AttentionConv):
             x: [N, F], or ([sources, F], [targets, F']); targets of None take part in no score, and `size` counts them.
             edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]; or
                 `plan(...)` of one. Plans are cached per tensor, see `TransformerConv.forward`.
-            edge_attr: [E, edge_dim], or [E] for one column.
+            edge_attr: [E, edge_dim], or [E] for one column; ignored, as in PyG, by a layer with edge_dim=None.
             size: (sources, targets), where the features do not tell it.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
 
@@ -133,7 +134,9 @@ class GATConv(AttentionConv):
         shape = (num_targets if target is None else target.shape[0], source.shape[0])
         num_loops = min(shape if size is None else size)
         edges, features = self.edges_and_features(edge_index, edge_attr, num_loops, return_attention_weights)
-        edge_scores = None if features is None else self._edge_scores(features)
+        edge_scores = None
+        if features is not None and (is_traced(features) or len(features)):  # as in PyG, without edges no gradient
+            edge_scores = self._edge_scores(features)
         if not (return_attention_weights or target is None):
             joint = joint_parameters((source, target), self._projections())
             if joint is not None and len(joint[1]) == 2:  # weights alone: layers of the user's may have biases
@@ -144,7 +147,7 @@ class GATConv(AttentionConv):
         if not return_attention_weights:
             return out
         refuse_plan(edge_index)
-        return out, weights_of_edges(self._scores_of_edges(*scores, edges), edges, shape, edge_index.layout)
+        return out, weights_of_edges(self._scores_of_edges(*scores, edges, shape), edges, shape, edge_index.layout)
 
     def _projections(self) -> tuple[nn.Module, nn.Module]:
         """The projections of sources and of targets."""
@@ -199,7 +202,7 @@ class GATConv(AttentionConv):
         if (weight := plain_weight(self.lin_edge)) is None:
             return (self.lin_edge(features).unflatten(-1, of_heads) * self.att_edge).sum(-1)
         weight = weight.unflatten(0, of_heads)  # [H, C, edge_dim]
-        return features @ torch.einsum("hcd,hc->dh", weight, self.att_edge[0]).to(features.dtype)
+        return features @ torch.einsum("hcd,hc->dh", weight, self.att_edge[0])
 
     @torch.compiler.disable
     def _attend(
@@ -212,6 +215,10 @@ class GATConv(AttentionConv):
         num_targets: int,
     ) -> Tensor:
         """[targets, H, C]."""
+        if is_traced(values):
+            shape = num_targets, values.shape[0]
+            scores = self._scores_of_edges(row_scores, column_scores, edge_scores, edges, shape)
+            return attend_traced(values, scores, edges, num_targets, self.dropout_rate)
         given = [each for each in (values, row_scores, column_scores, edge_scores) if each is not None]
         row = {} if row_scores is None else {"row": row_scores}
         edge = {} if edge_scores is None else {"edge": edge_scores.to(values.dtype)}
@@ -224,10 +231,15 @@ class GATConv(AttentionConv):
         return self.attend(query, key, values, edges, EdgeData(score=term), needs_gradients)
 
     def _scores_of_edges(
-        self, row_scores: Tensor | None, column_scores: Tensor, edge_scores: Tensor | None, edge_index: Tensor
+        self,
+        row_scores: Tensor | None,
+        column_scores: Tensor,
+        edge_scores: Tensor | None,
+        edge_index: Tensor,
+        shape: tuple[int, int],
     ) -> Tensor:
         """[E, H]: what the term computes."""
-        source, target = edge_list(edge_index).long()
+        source, target = ends_of_edges(edge_index, shape)
         score = column_scores[source]
         for each in (None if row_scores is None else row_scores[target], edge_scores):
             score = score if each is None else score + each

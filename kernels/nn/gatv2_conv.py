@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
 from ..torch_side.side_by_side import RowParts
+from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
-from .cached.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
-from .cached.self_loops import check_fill_value, edge_list
+from .cached.edge_scores import attend_traced, ends_of_edges, refuse_plan, scores_of_edges, weights_of_edges
+from .cached.self_loops import check_fill_value
 from .joint.gat import GATv2Call
 from .joint.one_node import run_as_node, takes_plan
 from .joint.parameters import JointModule, joint_parameters, plain_weight
@@ -128,7 +129,7 @@ class GATv2Conv(JointModule, AttentionConv):
 
     def _edge_scores(self, queries: Tensor, keys: Tensor, features: Tensor | None, edge_index: Tensor) -> Tensor:
         """[E, H]: <a, leaky_relu(q_i + k_j + W e_ij)>."""
-        source, target = edge_list(edge_index).long()
+        source, target = ends_of_edges(edge_index, (queries.shape[0], keys.shape[0]))
         project = self.lin_edge
         if features is not None and plain_weight(project) is None:  # hooks see one call, with all edges
             features, project = project(features), nn.Identity()
@@ -144,6 +145,8 @@ class GATv2Conv(JointModule, AttentionConv):
     @torch.compiler.disable
     def _attend_by_scores(self, queries: Tensor, keys: Tensor, scores: Tensor, edge_index: Tensor) -> Tensor:
         """[targets, H, C]: softmax of the scores [E, H], times the keys."""
+        if is_traced(keys):
+            return attend_traced(keys, scores, edge_index, queries.shape[0], self.dropout_rate)
         if keys.is_cuda:
             warn_of_slower_layer(
                 "GATv2Conv with edge_attr computes its scores in plain torch: the fused kernels have no features "
@@ -190,6 +193,9 @@ class GATv2Conv(JointModule, AttentionConv):
     @torch.compiler.disable
     def _attend(self, queries: Tensor, keys: Tensor, edges: Tensor | AttentionPlan) -> Tensor:
         """[targets, H, C]; the keys are the values, too."""
+        if is_traced(keys):
+            scores = self._edge_scores(queries, keys, None, edges)
+            return attend_traced(keys, scores, edges, queries.shape[0], self.dropout_rate)
         data = EdgeData(additive_weight=self.att[0].to(queries.dtype), additive_slope=self.negative_slope)
         needs_gradients = queries.requires_grad or keys.requires_grad
         return self.attend(queries, keys, keys, edges, data, needs_gradients, scale=1.0)

@@ -19,11 +19,11 @@ from .. import AttentionPlan, BoundEdges
 from ..arguments import check_dense
 from ..terms.edge_data import MAX_FEATURES
 from ..torch_side.side_by_side import RowParts
+from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
 from .cached.edge_attention import attend_edges
-from .cached.edge_scores import refuse_plan, scores_of_edges, weights_of_edges
+from .cached.edge_scores import ends_of_edges, refuse_plan, scores_of_edges, weights_by_target
 from .cached.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
-from .cached.self_loops import edge_list
 from .joint.layer import LayerCall, takes_features
 from .joint.one_node import run_as_node, takes_plan
 from .joint.parameters import JointModule, joint_parameters, plain_weight
@@ -181,7 +181,7 @@ class TransformerConv(JointModule, AttentionConv):
                 f"edge_attr: got bound edges, and lin_edge ({type(self.lin_edge).__name__}) is not a plain nn.Linear, "
                 "or has hooks: it must see the features; pass the tensor [E, edge_dim]"
             )
-        features = self.lin_edge(edge_attr)
+        features = self.lin_edge(self.as_weights(edge_attr))
         return features, torch.eye(features.shape[1], dtype=features.dtype, device=features.device)
 
     def _finish(self, out: Tensor, root: Tensor | None) -> Tensor:
@@ -267,16 +267,16 @@ class TransformerConv(JointModule, AttentionConv):
             self._attend_heads(query, key, value, edge_index, edge_attr, edge_weight),
             self.lin_skip(target) if self.root_weight else None,
         )
-        of_source, of_target = edge_list(edge_index).long()
+        of_source, of_target = ends_of_edges(edge_index, (target.shape[0], source.shape[0]))
 
         def score(edges: slice) -> Tensor:
             keys = key[of_source[edges]]
             if edge_weight is not None:
-                keys = keys + functional.linear(edge_attr[edges], edge_weight).view_as(keys)
+                keys = keys + functional.linear(edge_attr[edges].to(edge_weight.dtype), edge_weight).view_as(keys)
             return self._scale * (query[of_target[edges]] * keys).sum(-1)
 
         scores = scores_of_edges(score, of_source.shape[0], self.heads * self.out_channels)
-        return out, weights_of_edges(scores, edge_index, (target.shape[0], source.shape[0]), edge_index.layout)
+        return out, (edge_index, weights_by_target(scores, of_target, target.shape[0]))
 
     def _attend_heads(
         self,
@@ -295,7 +295,7 @@ class TransformerConv(JointModule, AttentionConv):
             weight = edge_weight.to(query.dtype).view(self.heads, self.out_channels, -1)
         plan = edge_index
         if not isinstance(plan, AttentionPlan):
-            if torch.compiler.is_compiling():
+            if is_traced(query):
                 return attend_edges(
                     *(query, key, value, edge_index),
                     backend=self._backend_for(edge_index),

@@ -20,7 +20,7 @@ class Dropout:
     """Dropout of one call.
 
     Attributes:
-        rate: probability that the weight of an edge is 0, independently for each head; 0 < rate < 1.
+        rate: probability that the weight of an edge is 0, independently for each head; 0 < rate <= 1.
         seed: seed of the mask. An int; a tensor [1] int64 on the device of q, which each replay of a CUDA graph reads
             again (change it in place); or None: drawn from torch's default generator of the device at each call.
     """
@@ -29,13 +29,20 @@ class Dropout:
     seed: torch.Tensor | int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < finite_number("dropout", self.rate) < 1:
-            raise ValueError(f"dropout: got {self.rate}; a rate between 0 and 1 is needed, both exclusive, or 0")
+        if not 0 < finite_number("dropout", self.rate) <= 1:
+            raise ValueError(
+                f"dropout: got {self.rate}; a rate above 0 and up to 1 is needed, or 0 in place of a Dropout"
+            )
 
     @property
     def threshold(self) -> int:
         """An edge is dropped if its hash, 32 bits, is below this."""
         return min(round(self.rate * 2**32), LOW_WORD)
+
+    @property
+    def rescale(self) -> float:
+        """Factor of the edges that are kept. With a rate of 1 the threshold still keeps one hash of 2^32: it gets 0."""
+        return 1 / (1 - self.rate) if self.rate < 1 else 0.0
 
 
 def make_dropout(dropout: "Dropout | float", device: torch.device) -> Dropout | None:

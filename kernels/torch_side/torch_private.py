@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 
@@ -66,6 +67,12 @@ needed(forward_ad, "_current_level")  # -1 outside of `dual_level`; it changes, 
 def is_transformed() -> bool:
     """Whether forward mode or a torch.func transform is active; an autograd function then needs more methods."""
     return forward_ad._current_level >= 0 or functorch_active()
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether operations on the tensor are recorded, or give shapes alone: by torch.compile and torch.export, with fake
+    tensors, and on device meta."""
+    return torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 _AUTOGRAD_KEYS = [

@@ -113,7 +113,7 @@ def test_plans(arguments, error, message):
         ({"edges": row_term([1.0])}, TypeError, "a: got list; a torch.Tensor"),
         ({"dropout": "0.5"}, TypeError, "dropout: got '0.5'; a number"),
         ({"dropout": torch.ones(2)}, TypeError, "dropout: got .*; a number"),
-        ({"dropout": 1.0}, ValueError, "dropout: got 1.0; a rate between 0 and 1 is needed"),
+        ({"dropout": 1.5}, ValueError, "dropout: got 1.5; a rate above 0 and up to 1"),
         ({"dropout": math.nan}, ValueError, "dropout: got nan"),
         (seeded(1 << 63), ValueError, "dropout.seed: got 9223372036854775808; an integer of 64 bits"),
         (seeded(1.5), TypeError, r"dropout.seed: got float; an int, an int64 tensor \[1\] or None is needed"),
@@ -140,7 +140,7 @@ def test_calls(arguments, error, message):
         ({"in_channels": "5"}, TypeError, "in_channels: got '5'; an integer"),
         ({"in_channels": (5, 5, 5)}, TypeError, r"in_channels: got \(5, 5, 5\); an integer, or those"),
         ({"edge_dim": 0}, ValueError, "edge_dim: got 0"),
-        ({"dropout": 1.0}, ValueError, "dropout: got 1.0; a rate from 0 to below 1"),
+        ({"dropout": 1.5}, ValueError, "dropout: got 1.5; a rate from 0 to 1"),
         ({"dropout": "x"}, TypeError, "dropout: got 'x'; a rate"),
     ],
 )

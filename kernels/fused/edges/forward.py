@@ -189,7 +189,7 @@ def term_scalars(edges: BoundEdges | None) -> Members:
     scalars: dict[str, float] = {}
     if edges.dropout is not None:
         scalars["dropout_threshold"] = edges.dropout.threshold
-        scalars["dropout_rescale"] = 1 / (1 - edges.dropout.rate)
+        scalars["dropout_rescale"] = edges.dropout.rescale
     return *scalars.items(), *score_scalars(edges)
 
 

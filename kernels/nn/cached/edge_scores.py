@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ... import AttentionPlan
@@ -20,7 +21,7 @@ def scores_of_edges(score: Callable[[slice], Tensor], num_edges: int, columns: i
         columns: H C, elements of an edge that `score` materialises.
     """
     step = max(1, MOST_ELEMENTS // columns)
-    if num_edges <= step:
+    if torch.compiler.is_compiling() or num_edges <= step:  # torch.export does not know the number
         return score(slice(None))
     chunks = [slice(first, first + step) for first in range(0, num_edges, step)]
     options = {"use_reentrant": False, "preserve_rng_state": False}
@@ -35,6 +36,37 @@ def refuse_plan(edge_index: Tensor | AttentionPlan) -> None:
         )
 
 
+def ends_of_edges(edges: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """[E] int64 each: sources and targets, to gather by. Ids out of range are clamped, and the plan raises their error:
+    on a GPU later, where a gather by them would end the CUDA context.
+
+    Args:
+        edges: as `self_loops.edge_list` takes them.
+        shape: (targets, sources).
+    """
+    source, target = edge_list(edges).long()
+    return source.clamp(0, max(shape[1] - 1, 0)), target.clamp(0, max(shape[0] - 1, 0))
+
+
+def attend_traced(values: Tensor, score: Tensor, edges: Tensor, num_targets: int, dropout: float) -> Tensor:
+    """[targets, H, C]: attention by the scores [E, H] in plain torch, which torch.export and device meta can follow."""
+    shape = num_targets, values.shape[0]
+    source, target = ends_of_edges(edges, shape)
+    weight = functional.dropout(weights_by_target(score, target, num_targets), dropout).to(values.dtype)
+    out = values.new_zeros((num_targets, *values.shape[1:]))
+    return out.index_add(0, target, weight.unsqueeze(-1) * values[source])
+
+
+def weights_by_target(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
+    """[E, H]: softmax of the scores over the edges of each target; sums in at least float32, for those of bfloat16 stop
+    at 256."""
+    wide = score.to(torch.promote_types(score.dtype, torch.float32))
+    largest = wide.new_full((num_targets, wide.shape[1]), -torch.inf)
+    largest = largest.scatter_reduce(0, target[:, None].expand_as(wide), wide.detach(), "amax")
+    weight = (wide - largest[target]).exp()
+    return (weight / torch.zeros_like(largest).index_add(0, target, weight)[target]).to(score.dtype)
+
+
 def weights_of_edges(
     score: Tensor, edges: Tensor, shape: tuple[int, int], layout: torch.layout
 ) -> tuple[Tensor, Tensor]:
@@ -44,15 +76,25 @@ def weights_of_edges(
     Args:
         score: [E, H]; edges: as `self_loops.edge_list` takes them.
         shape: (targets, sources).
-        layout: of the caller's graph; if it is sparse, the edges are a COO tensor [targets, sources, H] of the weights.
+        layout: of the caller's graph; if it is sparse, the edges are a tensor [targets, sources, H] of the weights in
+            this layout, and the weights are in its order: that of the rows where self-loops were added.
     """
-    ends = edge_list(edges)
-    target = ends[1].long()
-    index = target[:, None].expand_as(score)
-    largest = score.new_full((shape[0], score.shape[1]), -torch.inf)
-    largest = largest.scatter_reduce(0, index, score.detach(), "amax")
-    weight = (score - largest[target]).exp()
-    weight = weight / torch.zeros_like(largest).index_add(0, target, weight)[target]
+    weight = weights_by_target(score, ends_of_edges(edges, shape)[1], shape[0])
     if layout == torch.strided:
-        return ends, weight
-    return torch.sparse_coo_tensor(ends.flip(0), weight, (*shape, score.shape[1])), weight
+        return edge_list(edges), weight
+    size, by_column = (*shape, score.shape[1]), layout == torch.sparse_csc
+    if edges.layout == layout:  # the caller's graph, without self-loops
+        if layout == torch.sparse_coo:
+            return torch.sparse_coo_tensor(edges._indices(), weight, size, is_coalesced=edges.is_coalesced()), weight
+        offsets = edges.ccol_indices() if by_column else edges.crow_indices()
+        ids = edges.row_indices() if by_column else edges.col_indices()
+    else:
+        ids, lines = edges.flip(0) if by_column else edges
+        order = (lines.long() * max(shape) + ids).argsort(stable=True)
+        ids, lines, weight = ids[order], lines[order], weight[order]
+        if layout == torch.sparse_coo:
+            return torch.sparse_coo_tensor(torch.stack((lines, ids)), weight, size).coalesce(), weight
+        offsets = torch.arange(shape[by_column] + 1, dtype=lines.dtype, device=lines.device)
+        offsets = torch.searchsorted(lines, offsets, out_int32=lines.dtype == torch.int32)
+    make = torch.sparse_csc_tensor if by_column else torch.sparse_csr_tensor
+    return make(offsets, ids, weight, size, check_invariants=False), weight

@@ -99,6 +99,8 @@ def bind_features(plan: AttentionPlan, features: Tensor, dtype: torch.dtype, *, 
 
 def _bind(plan: AttentionPlan, features: Tensor) -> BoundEdges:
     columns = features.shape[1]
+    if plan.edge_order is not None and features.shape[0] != (num_edges := plan.edge_order.num_edges):
+        raise ValueError(f"edge_attr: got shape {tuple(features.shape)}; [{num_edges}, {columns}] is needed")
     if columns <= MAX_FEATURES:
         return plan.bind_edges(EdgeData(features=features), check_values=False)
     if not REGISTRY[plan.backend].autograd:
@@ -107,8 +109,6 @@ def _bind(plan: AttentionPlan, features: Tensor) -> BoundEdges:
             f"edge_attr: got {columns} columns with backend {plan.backend}, which takes up to {MAX_FEATURES}; project "
             f"them to {MAX_FEATURES}, or take a backend without this limit: {able}"
         )
-    if features.shape[0] != (num_edges := plan.edge_order.num_edges):
-        raise ValueError(f"edge_attr: got shape {tuple(features.shape)}; [{num_edges}, {columns}] is needed")
     features = features.index_select(0, plan.edge_order.edge_of_csr)
     return BoundEdges(plan.edge_order, padded_features=features, num_features=columns)
 

@@ -10,6 +10,7 @@ from ...runtime.semaphores import is_capturing
 from .tensor_memo import TensorMemo
 
 FILLS = {"add": "sum", "mean": "sum", "min": "min", "max": "max", "mul": "prod"}  # names of torch's reductions
+ID_TYPES = (torch.int32, torch.int64)
 LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 _looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
 
@@ -91,10 +92,10 @@ def _with_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding:
     def make() -> _Looped:
         edges = edge_list(edge_index)
         loops = torch.arange(num_nodes, dtype=edges.dtype, device=edges.device).expand(2, -1)
-        if not is_capturing(edges.device):
+        if not (edges.is_meta or is_capturing(edges.device)):
             kept = (edges[0] != edges[1]).nonzero().squeeze(1)
             return _Looped(torch.cat([edges.index_select(1, kept), loops], 1), kept)
-        if not allows_padding:
+        if not (edges.is_meta or allows_padding):
             raise CaptureError(
                 "edge_index: got one without cached self-loops while a CUDA graph is captured, and with edge_attr or "
                 "return_attention_weights their number is waited for. Keep one tensor unchanged, with cache=True; or "
@@ -131,9 +132,28 @@ def edge_list(edge_index: Tensor) -> Tensor:
 
 
 def check_graph(edge_index: Tensor) -> None:
-    """Raise a TypeError unless this is a dense tensor, or a torch.sparse tensor as an adj_t."""
+    """Raise unless this is a dense tensor [2, E] of ids, or a torch.sparse tensor as an adj_t.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+        RuntimeError: torch.jit.trace records the call.
+    """
     if not isinstance(edge_index, Tensor) or edge_index.layout not in LAYOUTS:
         raise TypeError(
             f"edge_index: got {type(edge_index).__name__}; an edge_index [2, E], or an adj_t as torch.sparse CSR, CSC "
-            "or COO tensor, is needed; TransformerConv and AGNNConv also take an AttentionPlan"
+            "or COO tensor, is needed; or an AttentionPlan"
+        )
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            "torch.jit.trace: a layer looks the graph up by its tensor, which a trace cannot record; torch.export or "
+            "torch.compile take the layer"
+        )
+    if edge_index.layout != torch.strided:
+        is_graph = edge_index.dim() - edge_index.dense_dim() == 2
+    else:
+        is_graph = edge_index.dim() == 2 and edge_index.shape[0] == 2 and edge_index.dtype in ID_TYPES
+    if not is_graph:
+        raise ValueError(
+            f"edge_index: got shape {tuple(edge_index.shape)}, {edge_index.dtype}; [2, E] int32 or int64 is needed: "
+            "sources, then targets; or an adj_t [targets, sources] as a torch.sparse tensor"
         )

@@ -12,6 +12,7 @@ from ...runtime.cuda_graph import kept_results
 from ...runtime.semaphores import is_capturing
 from ...runtime.streams import Made
 from ...runtime.tensor_state import TensorState
+from ...torch_side.torch_private import is_traced
 
 Value = TypeVar("Value")
 MOST_RESULTS = 16  # per tensor
@@ -57,9 +58,10 @@ class TensorMemo:
     ) -> Value:
         """The result for the tensor's current values, complete for torch's current stream.
 
-        It is made outside of inference mode, so that it serves training, too. Nothing is cached for a tensor made in
-        inference mode, and nothing that is made inside a capture of a CUDA graph. `runtime.cuda_graph.capture` keeps
-        results that were made before it, and checks the tensor at each replay; any other capture makes its own.
+        It is made outside of inference mode, so that it serves training, too. Nothing is cached for a tensor that is
+        traced or made in inference mode, and nothing that is made inside a capture of a CUDA graph.
+        `runtime.cuda_graph.capture` keeps results that were made before it, and checks the tensor at each replay; any
+        other capture makes its own.
 
         Args:
             make: computes the result, without gradients.
@@ -67,7 +69,7 @@ class TensorMemo:
             serves: whether a cached result suits this call; otherwise it is replaced.
             owner: an object with which the result goes, too; its id is part of the key.
         """
-        if tensor.is_inference():
+        if is_traced(tensor) or tensor.is_inference():
             return make()
         entry = self._entries.get(id(tensor))
         results = entry.results if entry is not None and entry.state.is_now(tensor) else {}

@@ -283,8 +283,6 @@ def test_dropout_keeps_the_mean():
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="fill_value: got 'median'"):
         fused3s.nn.GATConv(7, 4, fill_value="median")
-    with pytest.raises(ValueError, match=r"dropout: got 1\.0"):
-        fused3s.nn.GATConv(7, 4, dropout=1.0)
     x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
     with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
         fused3s.nn.GATv2Conv(7, 4)(x, edge_index, edge_attr)

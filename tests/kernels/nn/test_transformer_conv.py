@@ -277,7 +277,12 @@ ATTR = torch.zeros(2, 3)
     ("options", "arguments", "error", "message"),
     [
         ({}, (X, torch.tensor([[0, 4], [1, 2]])), ValueError, r"row 0 \(sources\) holds ids from 0 to 4.*0 to 3 are"),
-        ({}, (X, torch.zeros(3, 2, dtype=torch.int64)), ValueError, r"shape \(3, 2\); an edge_index is \[2, E\]"),
+        (
+            {},
+            (X, torch.zeros(3, 2, dtype=torch.int64)),
+            ValueError,
+            r"edge_index: got shape \(3, 2\), torch.int64; \[2, E\]",
+        ),
         ({}, (X, torch.eye(5).to_sparse()), ValueError, "adj_t of 5 targets and 5 sources; the features have 4 and 4"),
         ({}, (X, [[0], [1]]), TypeError, "edge_index: got list"),
         ({"edge_dim": 3}, (X, EDGES), ValueError, "edge_attr: got none.*edge_dim=3"),

@@ -1,0 +1,188 @@
+"""Uses of PyG's layers beside the usual call: other types, sparse layouts, no edges, wrong edges, export, meta."""
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+
+import fused3s.nn
+from fused3s import Dropout, plan_attention
+
+pytestmark = pytest.mark.usefixtures("formula")
+WITH_EDGES = ["TransformerConv", "GATConv", "GATv2Conv"]
+WITH_LOOPS = ["GATConv", "GATv2Conv"]
+N, E = 20, 60
+
+
+def pair(kind, **options):
+    """PyG's layer and ours, of the same weights."""
+    arguments = () if kind == "AGNNConv" else (8, 4, 2)
+    backend = options.pop("backend", "auto")
+    theirs = getattr(pyg, kind)(*arguments, **options).double()
+    ours = getattr(fused3s.nn, kind)(*arguments, **options, backend=backend).double()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+@pytest.fixture
+def graph():
+    """x, edge_index without repeated edges, edge_attr."""
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randperm(N * N, generator=generator)[:E]
+    x, attr = torch.randn(N, 8, generator=generator).double(), torch.randn(E, 3, generator=generator).double()
+    return x, torch.stack([pairs // N, pairs % N]), attr
+
+
+def results(layer, x, *graph):
+    """The output, and the gradients of x and all parameters by name."""
+    leaf = x.clone().requires_grad_()
+    out = layer(leaf, *graph)
+    out.square().sum().backward()
+    return {"out": out, "x": leaf.grad} | {name: each.grad for name, each in layer.named_parameters()}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, right in expected.items():
+        assert (found[name] is None) == (right is None), name
+        if right is not None:
+            torch.testing.assert_close(found[name], right, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", WITH_EDGES)
+def test_edge_attr_of_another_type_is_that_of_the_weights(graph, kind, dtype, is_adapted):
+    """PyG refuses it."""
+    theirs, ours = pair(kind, edge_dim=3)
+    x, edges, attr = graph
+    attr = (3 * attr.abs()).to(dtype)
+    if is_adapted:
+        for layer in (theirs, ours):
+            layer.lin_edge.register_forward_hook(lambda module, given, out: 2 * out)
+    assert_same(results(ours, x, edges, attr), results(theirs, x, edges, attr.double()))
+    _, (_, weights) = ours(x, edges, attr, return_attention_weights=True)
+    torch.testing.assert_close(weights, theirs(x, edges, attr.double(), return_attention_weights=True)[1][1])
+
+
+@pytest.mark.parametrize("backend", ["scatter", "formula"])
+@pytest.mark.parametrize("add_self_loops", [False, True])
+@pytest.mark.parametrize("num_nodes", [0, N])
+@pytest.mark.parametrize("kind", WITH_EDGES)
+def test_gradients_of_a_graph_without_edges(graph, kind, num_nodes, add_self_loops, backend):
+    """None where PyG has None: an optimiser's weight decay then leaves the weight alone."""
+    loops = {} if kind == "TransformerConv" else {"add_self_loops": add_self_loops}
+    theirs, ours = pair(kind, edge_dim=3, backend=backend, **loops)
+    given = graph[0][:num_nodes], graph[1][:, :0], graph[2][:0]
+    assert_same(results(ours, *given), results(theirs, *given))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+@pytest.mark.parametrize("add_self_loops", [False, True])
+@pytest.mark.parametrize("kind", WITH_EDGES)
+def test_weights_of_an_adj_t_have_its_layout_and_order(graph, kind, add_self_loops, layout):
+    theirs, ours = pair(kind, **({} if kind == "TransformerConv" else {"add_self_loops": add_self_loops}))
+    x, edges, _ = graph
+    adj_t = torch.sparse_coo_tensor(edges.flip(0), torch.ones(E), (N, N)).coalesce().to_sparse(layout=layout)
+    out, (adj, weights) = ours(x, adj_t, return_attention_weights=True)
+    expected_out, (expected, right) = theirs(x, adj_t, return_attention_weights=True)
+    torch.testing.assert_close(out, expected_out)
+    torch.testing.assert_close(weights, right)
+    torch.testing.assert_close(adj, expected)  # layout, indices and values
+    if layout is torch.sparse_csr:
+        assert torch.equal(adj.crow_indices(), expected.crow_indices())
+        if kind != "TransformerConv":  # PyG refuses csc
+            of_columns, (adj, weights) = ours(x, adj_t.to_sparse_csc(), return_attention_weights=True)
+            torch.testing.assert_close(of_columns, out)
+            torch.testing.assert_close(adj.to_sparse_csr(), expected)
+            torch.testing.assert_close(weights, adj.values())
+
+
+@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "scatter", "formula"])
+@pytest.mark.parametrize("kind", WITH_EDGES)
+def test_a_dropout_of_one_drops_all(graph, kind, backend):
+    theirs, ours = pair(kind, dropout=1.0, edge_dim=3, backend=backend)
+    assert_same(results(ours, *graph), results(theirs, *graph))
+    edges = graph[1]
+    plan = plan_attention(edges, shape=(N, N), device="cpu", backend=backend, backward=True)
+    q, k, v = torch.randn(3, N, 2, 4, dtype=torch.float64).unbind()
+    assert not plan(q, k, v, dropout=Dropout(1.0, seed=3)).any()
+
+
+def changed(edges, row, value):
+    edges = edges.clone()
+    edges[row, 0] = value
+    return edges
+
+
+WRONG = {
+    "[E, 2]": (lambda edges: edges.t(), rf"edge_index: got shape \({E}, 2\)"),
+    "[3, E]": (lambda edges: torch.cat([edges, edges[:1]]), r"edge_index: got shape \(3, 60\)"),
+    "[E]": (lambda edges: edges[0], r"edge_index: got shape \(60,\)"),
+    "bool": (lambda edges: edges.bool(), r"edge_index: got .* torch\.bool"),
+    "float": (lambda edges: edges.double(), r"edge_index: got .* torch\.float64"),
+    "int16": (lambda edges: edges.short(), r"edge_index: got .* torch\.int16"),
+    "three dimensions": (lambda edges: torch.ones(2, 2, 2).to_sparse(), r"edge_index: got shape \(2, 2, 2\)"),
+    "source too large": (lambda edges: changed(edges, 0, N), r"row 0 \(sources\) holds ids from 0 to 20"),
+    "source below 0": (lambda edges: changed(edges, 0, -1), r"row 0 \(sources\) holds ids from -1"),
+    "target too large": (lambda edges: changed(edges, 1, N + 3), r"row 1 \(targets\) holds ids from 0 to 23"),
+    "target below 0": (lambda edges: changed(edges, 1, -1), r"row 1 \(targets\) holds ids from -1"),
+}
+
+
+@pytest.mark.parametrize("wants", ["output", "features", "weights"])
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("kind", [*WITH_EDGES, "AGNNConv"])
+def test_wrong_edges_get_a_sentence(graph, kind, wrong, wants):
+    if kind == "AGNNConv" and wants != "output":
+        return
+    x, edges, attr = graph
+    change, message = WRONG[wrong]
+    _, layer = pair(kind, **({"edge_dim": 3} if wants == "features" else {}))
+    given = {"features": {"edge_attr": attr}, "weights": {"return_attention_weights": True}}
+    with pytest.raises(ValueError, match=message):
+        layer(x, change(edges), **given.get(wants, {}))
+
+
+@pytest.mark.parametrize("kind", WITH_EDGES)
+def test_a_wrong_edge_attr_is_named(graph, kind):
+    x, edges, attr = graph
+    _, layer = pair(kind, edge_dim=3)
+    for given in (edges, layer.plan(edges, N)) if kind == "TransformerConv" else (edges,):
+        with pytest.raises(ValueError, match=r"edge_attr: got shape \(5, 3\); \[60, 3\] is needed"):
+            layer(x, given, attr[:5])
+
+
+@pytest.mark.parametrize("edge_dim", [None, 3])
+@pytest.mark.parametrize("kind", [*WITH_EDGES, "AGNNConv"])
+def test_device_meta_gives_shapes(graph, kind, edge_dim):
+    if kind == "AGNNConv" and edge_dim:
+        return
+    with torch.device("meta"):
+        layer = pair(kind, **({"edge_dim": 3, "dropout": 0.5} if edge_dim else {}))[1].train()
+    attr = graph[2].to("meta") if edge_dim else None
+    found = results(layer, *(each.to("meta") for each in graph[:2]), *(() if attr is None else (attr,)))
+    expected = results(pair(kind, **({"edge_dim": 3} if edge_dim else {}))[1], *graph[: 3 if edge_dim else 2])
+    for name, right in expected.items():
+        assert (found[name].shape, found[name].device.type) == (right.shape, "meta"), name
+
+
+@pytest.mark.parametrize("edge_dim", [None, 3])
+@pytest.mark.parametrize("kind", [*WITH_EDGES, "AGNNConv"])
+def test_an_exported_layer_takes_other_graphs(graph, kind, edge_dim):
+    if kind == "AGNNConv" and edge_dim:
+        return
+    theirs, layer = pair(kind, **({"edge_dim": edge_dim} if edge_dim else {}))
+    nodes, edges = torch.export.Dim("nodes", min=2), torch.export.Dim("edges", min=2)
+    given, shapes = (graph, ({0: nodes}, {1: edges}, {0: edges})) if edge_dim else (graph[:2], ({0: nodes}, {1: edges}))
+    program = torch.export.export(layer, tuple(given), dynamic_shapes=shapes, strict=False).module()
+    torch.testing.assert_close(program(*given), theirs(*given))
+    x, edges, attr = graph
+    few = edges[:, :7] % 5  # with self-loops
+    other = (x[:5], few, attr[:7])[: len(given)]
+    torch.testing.assert_close(program(*other), theirs(*other))
+
+
+@pytest.mark.parametrize("kind", [*WITH_EDGES, "AGNNConv"])
+def test_a_trace_gets_a_sentence(graph, kind):
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace: .* torch\.export"):
+        torch.jit.trace(pair(kind)[1], graph[:2])
