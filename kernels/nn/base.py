@@ -15,12 +15,24 @@ else:
             raise  # PyG is installed, and broken
         MessagePassing = nn.Module
 
+STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")  # PyG has hooks of each
+
 
 class Layer(MessagePassing):
-    """A layer without messages: `propagate` is never called, so that an explainer's edge mask or a hook of messages
-    would silently leave the layer out. Both get an error."""
+    """A layer without messages: `propagate` is never called, so that methods of message passing in a subclass, an
+    explainer's edge mask or a hook of messages would silently count for nothing. They get an error."""
 
     _alpha = None  # as in PyG's attention layers, outside of a call
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        new = [base for base in cls.__mro__ if base is cls or not issubclass(base, Layer)]  # PyG writes into the others
+        for name in (*STEPS, "update"):
+            if any(name in vars(base) for base in new if base not in MessagePassing.__mro__):
+                raise TypeError(
+                    f"{cls.__name__}.{name}: never called by a layer of fused3s, which makes no messages; "
+                    "subclass PyG's layer, or write the score as a fused3s.ScoreTerm for fused3s.sparse_attention"
+                )
 
     @property
     def explain(self) -> None:
@@ -29,10 +41,15 @@ class Layer(MessagePassing):
     @explain.setter
     def explain(self, explain: bool | None) -> None:
         if explain:
-            self.register_message_forward_hook()
+            self._refuse_hook()
 
-    def register_message_forward_hook(self, *hook: Any) -> NoReturn:
+    def _refuse_hook(self, *hook: Any) -> NoReturn:
         raise NotImplementedError(
             f"{type(self).__name__} makes no messages that an explainer or a hook could see: take PyG's layer with the "
             "same state dict, or return_attention_weights"
         )
+
+
+for _step in STEPS:
+    for _when in ("forward_pre", "forward"):
+        setattr(Layer, f"register_{_step}_{_when}_hook", Layer._refuse_hook)

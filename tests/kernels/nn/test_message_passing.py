@@ -10,6 +10,7 @@ from torch import nn
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 
 import fused3s.nn
+from fused3s.nn import base
 
 METADATA = ["a", "b"], [("a", "to", "b"), ("b", "to", "a"), ("a", "near", "a")]
 NAMES = ["TransformerConv", "GATConv", "GATv2Conv"]
@@ -75,3 +76,27 @@ def test_an_explainer_gets_a_sentence(algorithm):
     explainer = Explainer(model, algorithm, "model", config, edge_mask_type="object")
     with pytest.raises(NotImplementedError, match="GATConv makes no messages"):
         explainer(x, edge_index)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "AGNNConv"])
+@pytest.mark.parametrize("step", [*base.STEPS, "update"])
+def test_a_subclass_with_steps_of_messages_gets_a_sentence(name, step):
+    layer = getattr(fused3s.nn, name)
+    layer() if name == "AGNNConv" else layer(5, 4)  # PyG then gives the class a `propagate`
+    with pytest.raises(TypeError, match=rf"Changed\.{step}: never called .* subclass PyG's layer"):
+        type("Changed", (layer,), {step: lambda self, x_j: x_j})
+    mixin = type("Mixin", (), {step: lambda self, x_j: x_j})
+    with pytest.raises(TypeError, match=rf"Mixed\.{step}: never called"):
+        type("Mixed", (mixin, layer), {})
+    named = type("Named", (layer,), {"forward": lambda self, *given: layer.forward(self, *given)})
+    assert issubclass(type("Again", (named,), {}), layer)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "AGNNConv"])
+def test_every_hook_of_messages_gets_a_sentence(name):
+    layer = getattr(fused3s.nn, name)(*(() if name == "AGNNConv" else (5, 4)))
+    hooks = [each for each in vars(pyg.MessagePassing) if each.startswith("register_") and each.endswith("_hook")]
+    assert len(hooks) == 10
+    for hook in hooks:
+        with pytest.raises(NotImplementedError, match=f"{name} makes no messages"):
+            getattr(layer, hook)(lambda *given: None)
