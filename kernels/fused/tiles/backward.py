@@ -33,7 +33,7 @@ from ..score_values import (
     summed_gradients,
     terms_of,
 )
-from ..shapes import COMMON_DIM
+from ..shapes import COMMON_DIM, tile_columns
 from ..tuning import WARP_ROW_BYTES, tuning_for
 
 
@@ -85,9 +85,9 @@ def _pass_schedules(
 ) -> tuple[ScheduleForm, ScheduleForm]:
     tuning = tuning_for(gpu)
     element = ELEMENTS[dtype or torch.float16]  # float32: three TF32 terms, whatever the current precision
-    dim = head_dim or COMMON_DIM
+    dim = tile_columns(head_dim or COMMON_DIM)  # as launched: an odd width gets more columns
     # A plan made without dtype or head_dim must fit every later call; one of 16 bits also heads of MAX_DIM columns.
-    widest = element if dtype else Element.FLOAT, head_dim or MAX_DIM
+    widest = element if dtype else Element.FLOAT, tile_columns(head_dim or MAX_DIM)
     padded = [] if dtype == torch.float32 else [(element, MAX_DIM)]
 
     def form_of(teams: int, columns: bool) -> ScheduleForm:
@@ -132,7 +132,7 @@ def launch_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     row_stats = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     sizes = data.size.num_rows, data.size.num_cols, num_heads
     strides = query.stride(), key.stride(), value.stride(), grad_output.stride()
-    mask = (0, 1.0) if dropout is None else (dropout.threshold, 1 / (1 - dropout.rate))
+    mask = (0, 1.0) if dropout is None else (dropout.threshold, dropout.rescale)
     tensors = {
         "query": query,
         "key": key,

@@ -102,6 +102,7 @@ def test_float32_weights_under_autocast_with_edge_attributes(heads, width):
         (1, 40, "hub", torch.float32, 1e-5),
         (3, 13, "wide", torch.float32, 1e-5),
         (4, 8, "wide", torch.float16, 5e-3),
+        (1, 1, "wide", torch.float16, 5e-3),
     ],
 )
 def test_a_training_step_of_gat(layer_type, heads, width, graph_name, dtype, allowed):
