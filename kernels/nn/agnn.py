@@ -36,7 +36,7 @@ class AGNNConv(Layer):
         self, requires_grad: bool = True, add_self_loops: bool = True, *, backend: str = "auto", cache: bool = True
     ) -> None:
         super().__init__()
-        self.requires_grad = requires_grad
+        self.requires_grad, self.aggr = requires_grad, "add"
         self.add_self_loops = add_self_loops
         self.backend = backend
         self.cache = cache
@@ -61,6 +61,8 @@ class AGNNConv(Layer):
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
         check_dense("x", x)
+        if x.dim() != 2 or not x.is_floating_point():
+            raise ValueError(f"x: got shape {tuple(x.shape)}, {x.dtype}; [N, F] of a floating type is needed")
         unit = F.normalize(x, dim=1, eps=max(1e-12, torch.finfo(x.dtype).tiny))  # PyG's 1e-12 is 0 in float16
         query, key, value = (each[:, None] for each in ((self.beta * unit).to(x.dtype), unit, x))
         return self._attend(query, key, value, edge_index)[:, 0]
@@ -70,7 +72,7 @@ class AGNNConv(Layer):
         """[N, 1, F]. Not for torch.compile: the plan is looked up by the tensor."""
         plan, num_nodes = edge_index, query.shape[0]
         if not isinstance(plan, AttentionPlan):
-            check_graph(edge_index)
+            check_graph(edge_index, (num_nodes, num_nodes))
             if self.add_self_loops:
                 edge_index = edges_with_self_loops(edge_index, num_nodes, cache=self.cache, allows_padding=True)
             if is_traced(query):

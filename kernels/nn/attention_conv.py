@@ -48,6 +48,7 @@ class AttentionConv(Layer):
         sources, targets = check_columns(in_channels)
         self.in_channels, self.out_channels, self.heads, self.concat = in_channels, out_channels, heads, concat
         self.dropout, self.edge_dim, self.backend, self.cache = dropout, edge_dim, backend, cache
+        self.node_dim = 0  # as in PyG's layers
         width = heads * out_channels
         return sources, targets, width, width if concat else out_channels
 
@@ -66,7 +67,7 @@ class AttentionConv(Layer):
             TypeError, ValueError: see `fused3s.nn.cached.planned_edges.plan_edge_index`.
         """
         sources, targets = two_sizes("num_nodes", num_nodes)
-        edges, _ = self.edges_and_features(edge_index, None, min(sources, targets))
+        edges, _ = self.edges_and_features(edge_index, None, (targets, sources))
         parameters = list(self.parameters())
         if backward is None:
             backward = torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
@@ -77,13 +78,14 @@ class AttentionConv(Layer):
         self,
         edge_index: Tensor | AttentionPlan,
         edge_attr: Tensor | None,
-        num_loops: int,
+        shape: tuple[int, int],
         wants_weights: bool | None = None,
     ) -> tuple[Tensor | AttentionPlan, Tensor | None]:
         """The edges, and their features [E, edge_dim] if the layer takes some; with self-loops, if it adds them. A plan
         has them already.
 
         Args:
+            shape: (targets, sources).
             wants_weights: whether attention weights are computed for the edges.
 
         Raises:
@@ -95,7 +97,7 @@ class AttentionConv(Layer):
             if features is not None:
                 raise ValueError("edge_attr: got with a plan; with edge features an edge_index is needed")
             return edge_index, None
-        check_graph(edge_index)
+        check_graph(edge_index, shape)
         if features is not None:
             check_dense("edge_attr", features)
             features = features[:, None] if features.dim() == 1 else features
@@ -107,7 +109,7 @@ class AttentionConv(Layer):
             features = self.as_weights(features)
         if not self.add_self_loops:
             return edge_index, features
-        allows_padding = features is None and not wants_weights
+        num_loops, allows_padding = min(shape), features is None and not wants_weights
         edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache, allows_padding=allows_padding)
         if features is not None:
             features = features_with_self_loops(features, edge_index, num_loops, self.fill_value, cache=self.cache)

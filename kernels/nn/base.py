@@ -34,6 +34,9 @@ class Layer(MessagePassing):
                     "subclass PyG's layer, or write the score as a fused3s.ScoreTerm for fused3s.sparse_attention"
                 )
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise NotImplementedError("torch.jit.script: cannot compile the layers of fused3s; torch.export does")
+
     @property
     def explain(self) -> None:
         return None

@@ -68,7 +68,7 @@ class GATConv(AttentionConv):
         given = in_channels, out_channels, heads, concat, dropout, edge_dim, backend, cache
         sources, targets, width, out_width = self.keep(*given)
         check_fill_value(fill_value)
-        self.negative_slope = negative_slope
+        self.aggr, self.negative_slope = "add", negative_slope
         self.add_self_loops = add_self_loops
         self.fill_value = fill_value
         self.residual = residual
@@ -126,14 +126,16 @@ class GATConv(AttentionConv):
         """
         source, target = ends_of(x, needs_targets=False)
         root = self.res(target) if self.res is not None and target is not None else None
+        num_targets = source.shape[0] if target is None else target.shape[0]
         if isinstance(edge_index, AttentionPlan) or (size is None and is_sparse(edge_index)):
-            size = edge_index.shape[1], edge_index.shape[0]
+            num_targets = edge_index.shape[0] if target is None else num_targets
         elif size is not None:
-            size = two_sizes("size", size)
-        num_targets = source.shape[0] if size is None else size[1]
-        shape = (num_targets if target is None else target.shape[0], source.shape[0])
-        num_loops = min(shape if size is None else size)
-        edges, features = self.edges_and_features(edge_index, edge_attr, num_loops, return_attention_weights)
+            num_targets = two_sizes("size", size)[1] if target is None else num_targets
+            if tuple(size) != (source.shape[0], num_targets):
+                got = f"got {tuple(size)}, but x has {source.shape[0]} sources and {num_targets} targets"
+                raise ValueError(f"size: {got}; leave it out, but for x = (sources, None)")
+        shape = num_targets, source.shape[0]
+        edges, features = self.edges_and_features(edge_index, edge_attr, shape, return_attention_weights)
         edge_scores = None
         if features is not None and (is_traced(features) or len(features)):  # as in PyG, without edges no gradient
             edge_scores = self._edge_scores(features)

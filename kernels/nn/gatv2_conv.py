@@ -103,8 +103,8 @@ class GATv2Conv(JointModule, AttentionConv):
         source, target = ends_of(x)
         if self._is_lazy:
             self.materialise((self.res, target), (self.lin_l, source), (self.lin_r, target))
-        num_loops = min(target.shape[0], source.shape[0])
-        edges, features = self.edges_and_features(edge_index, edge_attr, num_loops, return_attention_weights)
+        shape = target.shape[0], source.shape[0]
+        edges, features = self.edges_and_features(edge_index, edge_attr, shape, return_attention_weights)
         root = None if self.res is None else self.res(target)
         if not (return_attention_weights or self.share_weights) and features is None:
             inputs = (target,) if target is source else (target, source)
@@ -125,7 +125,7 @@ class GATv2Conv(JointModule, AttentionConv):
         out = self.finish(out, root)
         if not return_attention_weights:
             return out
-        return out, weights_of_edges(scores, edges, (queries.shape[0], keys.shape[0]), edge_index.layout)
+        return out, weights_of_edges(scores, edges, shape, edge_index.layout)
 
     def _edge_scores(self, queries: Tensor, keys: Tensor, features: Tensor | None, edge_index: Tensor) -> Tensor:
         """[E, H]: <a, leaky_relu(q_i + k_j + W e_ij)>."""

@@ -74,7 +74,7 @@ class TransformerConv(JointModule, AttentionConv):
         given = in_channels, out_channels, heads, concat, dropout, edge_dim, backend, cache
         sources, targets, width, out_width = self.keep(*given)
         self.beta = beta and root_weight
-        self.root_weight = root_weight
+        self.aggr, self.root_weight = "add", root_weight
         self._scale = out_channels**-0.5
         self.lin_key = linear(sources, width, bias)
         self.lin_query = linear(targets, width, bias)

@@ -49,7 +49,7 @@ def plan_edge_index(
     Raises:
         TypeError, ValueError: edge_index is not such a tensor, or has ids out of range.
     """
-    check_graph(edge_index)
+    check_graph(edge_index, shape)
 
     def make() -> AttentionPlan:
         graph = _graph_of(edge_index, shape)
@@ -137,12 +137,6 @@ def _graph_of(edge_index: Tensor, shape: tuple[int, int]) -> Tensor:
     """The graph for `plan_attention`: a sparse tensor whose values have columns is replaced by one without."""
     if edge_index.layout == torch.strided:
         return edge_index
-    size = tuple(edge_index.shape[:2])
-    if size != shape:
-        raise ValueError(
-            f"edge_index: got a sparse adj_t of {size[0]} targets and {size[1]} sources; the features have "
-            f"{shape[0]} and {shape[1]}"
-        )
     if not edge_index.dense_dim():
         return edge_index
     if edge_index.layout == torch.sparse_coo:
@@ -151,4 +145,4 @@ def _graph_of(edge_index: Tensor, shape: tuple[int, int]) -> Tensor:
     offsets = edge_index.crow_indices() if is_csr else edge_index.ccol_indices()
     ids = edge_index.col_indices() if is_csr else edge_index.row_indices()
     make = torch.sparse_csr_tensor if is_csr else torch.sparse_csc_tensor
-    return make(offsets, ids, ids, size, check_invariants=False)
+    return make(offsets, ids, ids, edge_index.shape[:2], check_invariants=False)

@@ -16,8 +16,8 @@ _looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
 
 
 def check_fill_value(fill_value: float | Tensor | str) -> None:
-    """Raise a ValueError for the name of an unknown reduction."""
-    if isinstance(fill_value, str) and fill_value not in FILLS:
+    """Raise a ValueError for None and the name of an unknown reduction."""
+    if fill_value is None or (isinstance(fill_value, str) and fill_value not in FILLS):
         raise ValueError(f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed")
 
 
@@ -131,8 +131,8 @@ def edge_list(edge_index: Tensor) -> Tensor:
     return edge_index.to_sparse_coo()._indices().flip(0)
 
 
-def check_graph(edge_index: Tensor) -> None:
-    """Raise unless this is a dense tensor [2, E] of ids, or a torch.sparse tensor as an adj_t.
+def check_graph(edge_index: Tensor, shape: tuple[int, int] | None = None) -> None:
+    """Raise unless this is a dense tensor [2, E] of ids, or a torch.sparse tensor as an adj_t [targets, sources].
 
     Raises:
         TypeError, ValueError: it is neither.
@@ -156,4 +156,10 @@ def check_graph(edge_index: Tensor) -> None:
         raise ValueError(
             f"edge_index: got shape {tuple(edge_index.shape)}, {edge_index.dtype}; [2, E] int32 or int64 is needed: "
             "sources, then targets; or an adj_t [targets, sources] as a torch.sparse tensor"
+        )
+    if shape is not None and edge_index.layout != torch.strided and edge_index.shape[:2] != shape:
+        raise ValueError(
+            "edge_index: got a sparse adj_t of {} targets and {} sources; the features have {} and {}".format(
+                *edge_index.shape[:2], *shape
+            )
         )

@@ -24,8 +24,7 @@ Joined = list[tuple[Tensor, Tensor | None]]  # weight and bias
 
 def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> tuple[torch.dtype, list[Tensor]] | None:
     """The type of the GEMM, and the weights, then the biases, of the layers. None if one GEMM cannot replace them: a
-    layer is not plain (`plain_parameters`), or torch.compile, forward mode, torch.func or device
-    meta is active."""
+    layer is not plain (`plain_parameters`), or torch.compile, forward mode, torch.func or device meta is active."""
     if torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0 or inputs[0].is_meta:
         return None
     parameters = plain_parameters(layers)

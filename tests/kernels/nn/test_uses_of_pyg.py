@@ -122,6 +122,10 @@ WRONG = {
     "float": (lambda edges: edges.double(), r"edge_index: got .* torch\.float64"),
     "int16": (lambda edges: edges.short(), r"edge_index: got .* torch\.int16"),
     "three dimensions": (lambda edges: torch.ones(2, 2, 2).to_sparse(), r"edge_index: got shape \(2, 2, 2\)"),
+    "adj_t of another size": (
+        lambda edges: torch.eye(N + 1).to_sparse(),
+        "adj_t of 21 targets and 21 sources; .* 20 and",
+    ),
     "source too large": (lambda edges: changed(edges, 0, N), r"row 0 \(sources\) holds ids from 0 to 20"),
     "source below 0": (lambda edges: changed(edges, 0, -1), r"row 0 \(sources\) holds ids from -1"),
     "target too large": (lambda edges: changed(edges, 1, N + 3), r"row 1 \(targets\) holds ids from 0 to 23"),
@@ -141,6 +145,23 @@ def test_wrong_edges_get_a_sentence(graph, kind, wrong, wants):
     given = {"features": {"edge_attr": attr}, "weights": {"return_attention_weights": True}}
     with pytest.raises(ValueError, match=message):
         layer(x, change(edges), **given.get(wants, {}))
+
+
+@pytest.mark.parametrize("size", [(5, 5), (N, 7), (30, 9)])
+def test_a_size_that_x_has_not_is_refused(graph, size):
+    x, edges, _ = graph
+    for layer in pair("GATConv", add_self_loops=False):
+        with pytest.raises(ValueError, match=r"size"):
+            layer((x, x[:9]), torch.stack([edges[0], edges[1] % 5]), size=size)
+
+
+@pytest.mark.parametrize("kind", [*WITH_EDGES, "AGNNConv"])
+def test_a_layer_is_not_scripted_and_has_the_attributes_of_pygs(kind):
+    theirs, ours = pair(kind)
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.script: .* torch\.export"):
+        torch.jit.script(ours)
+    for name in ("in_channels", "out_channels", "heads", "aggr", "node_dim", "flow", "requires_grad"):
+        assert getattr(ours, name, None) == getattr(theirs, name, None), name
 
 
 @pytest.mark.parametrize("kind", WITH_EDGES)
