@@ -80,7 +80,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             held = lock.acquire()
     except Timeout as error:
-        holder = Path(lock.lock_file).read_text() or "another process"
+        holder = Path(lock.lock_file).read_text(encoding="utf-8") or "another process"
         raise OSError(f"{folder}: {holder} writes there; wait for its end, or name another folder") from error
     with held:
         _remove(folder.rglob(f"{UNFINISHED}*"))
