@@ -6,8 +6,9 @@ CUDA ?= $(or $(MADE_FOR),13)
 IS_CPU := $(filter cpu,$(CUDA))
 CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+IS_ALLOWED := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
-	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+	$$p -c '$(IS_ALLOWED)' 2>/dev/null && echo $$p && break; done)
 EXTRAS ?=
 BIN := .venv/bin
 COMMA := ,
@@ -38,11 +39,14 @@ check-cuda:
 	@test "$(CUDA)" = "$(or $(MADE_FOR),$(CUDA))" || { \
 		echo ".venv was made for CUDA=$(MADE_FOR), and this asks for CUDA=$(CUDA); run make clean first"; exit 1; }
 
+# An environment that was not finished, or is of another Python, is made anew. clone.pth: `import models` from any folder.
 .venv/.installed: pyproject.toml | check-cuda
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
+	@$(or $(PYTHON),false) -c '$(IS_ALLOWED)' || { \
+		echo "PYTHON=$(PYTHON): Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
 	@echo "installing into .venv what pyproject.toml pins: PyTorch $(if $(IS_CPU),without CUDA,and CuPy for CUDA $(CUDA)), \
 	DGL, PyG, ogb and tools; $(if $(IS_CPU),2 GB,6 GB) on disk, some minutes"
-	$(PYTHON) -m venv .venv
+	test -s $@ && test "$$($(BIN)/python -V)" = "$$($(PYTHON) -V)" || $(PYTHON) -m venv --clear .venv
+	echo '$(CURDIR)' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/clone.pth"
 ifdef IS_CPU
 	$(PIP) install --no-deps --index-url $(CPU_WHEELS) '$(TORCH)' || { \
 		echo "PyTorch without CUDA comes from $(CPU_WHEELS); if that is out of reach, name a mirror: CPU_WHEELS=URL"; exit 1; }
