@@ -14,6 +14,7 @@ BIN := .venv/bin
 COMMA := ,
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WHEEL_VENVS := .venv-wheel/newest .venv-wheel/oldest
+EXTRA_VENVS := $(patsubst %,.venv-wheel/with-%,pyg reorder dgl metis molecules qm9 cuda13 cuda12)
 TORCH_oldest := torch==2.6.0 # the least that pyproject.toml allows
 CONFIG ?= configs/infer/cora.yaml
 TRAIN_CONFIG ?= configs/train/cora.yaml
@@ -26,7 +27,7 @@ TABLE_SETS ?= cora citeseer pubmed musae-github elliptic yelp reddit ogbg-molhiv
 
 .DEFAULT_GOAL := setup
 .PHONY: help setup infer train tables reproduce-figures regress soak report check-figures test lint docs wheel check-wheel \
-	check-types clean $(WHEEL_VENVS)
+	check-types clean $(WHEEL_VENVS) $(EXTRA_VENVS)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -101,8 +102,8 @@ wheel: setup ## build dist/fused3s-*.whl, the package alone
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-check-wheel: wheel ## install the wheel beside the oldest and the newest PyTorch (10 GB), and train a PyG model there
-	$(MAKE) --no-print-directory --output-sync -j 2 check-types $(WHEEL_VENVS)
+check-wheel: wheel ## install the wheel beside the oldest and the newest PyTorch (10 GB), train a PyG model there; each extra alone
+	$(MAKE) --no-print-directory --output-sync -j 2 check-types $(WHEEL_VENVS) $(EXTRA_VENVS)
 	rm -rf .venv-wheel
 
 # An environment with the wheel, one PyTorch and PyG; the program runs outside of the clone.
@@ -110,6 +111,12 @@ $(WHEEL_VENVS): .venv-wheel/%:
 	$(PYTHON) -m venv --clear --without-pip $@
 	$(BIN)/uv pip install --quiet --python $@/bin/python dist/fused3s-*.whl torch_geometric $(TORCH_$*)
 	cd / && $(CURDIR)/$@/bin/python -W ignore -P $(CURDIR)/tests/check_wheel.py
+
+# An environment with the wheel and one extra.
+$(EXTRA_VENVS): .venv-wheel/with-%:
+	$(PYTHON) -m venv --clear --without-pip $@
+	$(BIN)/uv pip install --quiet --python $@/bin/python "$$(ls dist/fused3s-*.whl)[$*]"
+	cd / && $(CURDIR)/$@/bin/python -W ignore -P $(CURDIR)/tests/check_extra.py $*
 
 check-types: .venv-wheel/newest
 	$(BIN)/mypy --strict --no-incremental --python-executable $</bin/python tests/typed_client.py

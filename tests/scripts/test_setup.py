@@ -40,7 +40,9 @@ def test_an_unfinished_environment_is_made_anew_and_finds_the_folders_of_the_clo
     python.unlink()
     python.symlink_to("/bin/false")  # as a Python that has no wheel of a package
     assert setup(WITHOUT_PIP, "true").returncode == 0
-    paths = json.loads(subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"], cwd="/"))
+    paths = json.loads(
+        subprocess.check_output([python, "-c", "import json, sys; print(json.dumps(sys.path))"], cwd="/")
+    )
     assert str(tmp_path) in paths
     kept = tmp_path / ".venv" / "kept"
     kept.touch()
