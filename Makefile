@@ -97,12 +97,12 @@ lint: setup ## ruff
 docs: setup ## the pages of docs/ with the API reference, into build/docs; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# dist/fused3s-*.whl: the package fused3s alone.
-wheel: setup ## build dist/fused3s-*.whl, the package alone
+# dist/fused3s-*.whl: the package fused3s alone. Needs no more of a clone than pip.
+wheel: ## build dist/fused3s-*.whl, the package alone
 	rm -rf build dist
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-check-wheel: wheel ## install the wheel beside the oldest and the newest PyTorch (10 GB), train a PyG model there; each extra alone
+check-wheel: setup wheel ## install the wheel beside the oldest and the newest PyTorch (10 GB), train a PyG model there; each extra alone
 	$(MAKE) --no-print-directory --output-sync -j 2 check-types $(WHEEL_VENVS) $(EXTRA_VENVS)
 	rm -rf .venv-wheel
 

@@ -57,8 +57,10 @@ def made_once(path: Path) -> Iterator[Path | None]:
 
     Unfinished files that killed processes left of it are removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock")).acquire()
+    with lock:
         if path.exists():
             yield None
         else:
