@@ -22,6 +22,7 @@ PAGES = (
     "README.md",
     "kernels/README.md",
     "docs/datasets.md",
+    "docs/dgl.md",
     "docs/layers.md",
     "docs/threads.md",
     "docs/training.md",
