@@ -6,13 +6,15 @@ CUDA ?= $(or $(MADE_FOR),13)
 IS_CPU := $(filter cpu,$(CUDA))
 CPU_WHEELS ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+IS_ALLOWED := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
-	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+	$$p -c '$(IS_ALLOWED)' 2>/dev/null && echo $$p && break; done)
 EXTRAS ?=
 BIN := .venv/bin
 COMMA := ,
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 WHEEL_VENVS := .venv-wheel/newest .venv-wheel/oldest
+EXTRA_VENVS := $(patsubst %,.venv-wheel/with-%,pyg reorder dgl metis molecules qm9 cuda13 cuda12)
 TORCH_oldest := torch==2.6.0 # the least that pyproject.toml allows
 CONFIG ?= configs/infer/cora.yaml
 TRAIN_CONFIG ?= configs/train/cora.yaml
@@ -25,7 +27,7 @@ TABLE_SETS ?= cora citeseer pubmed musae-github elliptic yelp reddit ogbg-molhiv
 
 .DEFAULT_GOAL := setup
 .PHONY: help setup infer train tables reproduce-figures regress soak report check-figures test lint docs wheel check-wheel \
-	check-types clean $(WHEEL_VENVS)
+	check-types clean $(WHEEL_VENVS) $(EXTRA_VENVS)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,11 +40,14 @@ check-cuda:
 	@test "$(CUDA)" = "$(or $(MADE_FOR),$(CUDA))" || { \
 		echo ".venv was made for CUDA=$(MADE_FOR), and this asks for CUDA=$(CUDA); run make clean first"; exit 1; }
 
+# An environment that was not finished, or is of another Python, is made anew. clone.pth: `import models` from any folder.
 .venv/.installed: pyproject.toml | check-cuda
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
+	@$(or $(PYTHON),false) -c '$(IS_ALLOWED)' || { \
+		echo "PYTHON=$(PYTHON): Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
 	@echo "installing into .venv what pyproject.toml pins: PyTorch $(if $(IS_CPU),without CUDA,and CuPy for CUDA $(CUDA)), \
 	DGL, PyG, ogb and tools; $(if $(IS_CPU),2 GB,6 GB) on disk, some minutes"
-	$(PYTHON) -m venv .venv
+	test -s $@ && test "$$($(BIN)/python -V)" = "$$($(PYTHON) -V)" || $(PYTHON) -m venv --clear .venv
+	echo '$(CURDIR)' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/clone.pth"
 ifdef IS_CPU
 	$(PIP) install --no-deps --index-url $(CPU_WHEELS) '$(TORCH)' || { \
 		echo "PyTorch without CUDA comes from $(CPU_WHEELS); if that is out of reach, name a mirror: CPU_WHEELS=URL"; exit 1; }
@@ -92,13 +97,13 @@ lint: setup ## ruff
 docs: setup ## the pages of docs/ with the API reference, into build/docs; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# dist/fused3s-*.whl: the package fused3s alone.
-wheel: setup ## build dist/fused3s-*.whl, the package alone
+# dist/fused3s-*.whl: the package fused3s alone. Needs no more of a clone than pip.
+wheel: ## build dist/fused3s-*.whl, the package alone
 	rm -rf build dist
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-check-wheel: wheel ## install the wheel beside the oldest and the newest PyTorch (10 GB), and train a PyG model there
-	$(MAKE) --no-print-directory --output-sync -j 2 check-types $(WHEEL_VENVS)
+check-wheel: setup wheel ## install the wheel beside the oldest and the newest PyTorch (10 GB), train a PyG model there; each extra alone
+	$(MAKE) --no-print-directory --output-sync -j 2 check-types $(WHEEL_VENVS) $(EXTRA_VENVS)
 	rm -rf .venv-wheel
 
 # An environment with the wheel, one PyTorch and PyG; the program runs outside of the clone.
@@ -106,6 +111,12 @@ $(WHEEL_VENVS): .venv-wheel/%:
 	$(PYTHON) -m venv --clear --without-pip $@
 	$(BIN)/uv pip install --quiet --python $@/bin/python dist/fused3s-*.whl torch_geometric $(TORCH_$*)
 	cd / && $(CURDIR)/$@/bin/python -W ignore -P $(CURDIR)/tests/check_wheel.py
+
+# An environment with the wheel and one extra.
+$(EXTRA_VENVS): .venv-wheel/with-%:
+	$(PYTHON) -m venv --clear --without-pip $@
+	$(BIN)/uv pip install --quiet --python $@/bin/python "$$(ls dist/fused3s-*.whl)[$*]"
+	cd / && $(CURDIR)/$@/bin/python -W ignore -P $(CURDIR)/tests/check_extra.py $*
 
 check-types: .venv-wheel/newest
 	$(BIN)/mypy --strict --no-incremental --python-executable $</bin/python tests/typed_client.py

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from bench.records import NONE, Row
@@ -87,11 +88,12 @@ def user_errors(*more: type[Exception], kept: Callable[[], str] = written_before
 
 
 @contextmanager
-def progress(steps: int, done: int = 0) -> Iterator[Callable[[str, int], None]]:
+def progress(steps: int, done: int = 0, unit: str = "") -> Iterator[Callable[[str, int], None]]:
     """A function to call with a description and the number of steps done: a bar on a terminal, else a line per call.
 
     Args:
         done: steps of an earlier run that this one continues.
+        unit: of the steps, such as "epoch ", for the terminal.
     """
     if not console.is_terminal:
 
@@ -103,9 +105,13 @@ def progress(steps: int, done: int = 0) -> Iterator[Callable[[str, int], None]]:
 
         yield print_line
         return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    columns = (
+        *(BarColumn(16), TextColumn(unit + "{task.completed} of {task.total},"), TimeRemainingColumn()),
+        TextColumn("left;"),
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),  # cut at the edge
+    )
     # Drawn only when advanced: no thread disturbs the timing.
-    with Progress(*columns, console=console, auto_refresh=False) as bar:
+    with Progress(*columns, console=console, auto_refresh=False, expand=True) as bar:
         task = bar.add_task("", total=steps, completed=done)
         yield lambda description, count: bar.update(task, description=description, advance=count, refresh=True)
 

@@ -27,7 +27,7 @@ def _times() -> dict[str, tuple[int, int]]:
     times = {}
     try:
         for task in _TASKS.iterdir():
-            ran, waited, _ = (task / "schedstat").read_text().split()
+            ran, waited, _ = (task / "schedstat").read_text(encoding="utf-8").split()
             times[task.name] = int(ran), int(waited)
     except (OSError, ValueError):
         return {}  # not Linux, or a thread that ended meanwhile

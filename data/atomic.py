@@ -57,8 +57,10 @@ def made_once(path: Path) -> Iterator[Path | None]:
 
     Unfinished files that killed processes left of it are removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock")).acquire()
+    with lock:
         if path.exists():
             yield None
         else:
@@ -80,7 +82,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             held = lock.acquire()
     except Timeout as error:
-        holder = Path(lock.lock_file).read_text() or "another process"
+        holder = Path(lock.lock_file).read_text(encoding="utf-8") or "another process"
         raise OSError(f"{folder}: {holder} writes there; wait for its end, or name another folder") from error
     with held:
         _remove(folder.rglob(f"{UNFINISHED}*"))

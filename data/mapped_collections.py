@@ -85,7 +85,7 @@ def mapped_csr(
             unfinished.mkdir()
             _convert(path, sizes, edge_counts, ids, unfinished)
     try:
-        found = json.loads((target / "about.json").read_text())
+        found = json.loads((target / "about.json").read_text(encoding="utf-8"))
         indptr, feat = (np.load(target / f"{name}.npy", mmap_mode="c") for name in ("indptr", "feat"))
         col = np.memmap(target / "col.bin", ids, mode="c") if indptr[-1] else np.empty(0, ids)
         ascends = indptr.dtype == ids and indptr[0] == 0 and (np.diff(indptr) >= 0).all() and indptr[-1] == col.size
@@ -132,4 +132,5 @@ def _convert(path: Path, sizes: np.ndarray, edge_counts: np.ndarray, ids: type, 
         place.with_name(f".{place.name}.lock").unlink(missing_ok=True)
     (folder / "feat.float32").rename(folder / "feat.npy")
     col = np.memmap(folder / "col.bin", ids, mode="r") if written else np.empty(0, ids)
-    (folder / "about.json").write_text(json.dumps({"sha256": csr_hash(indptr, col), "removed": removed}))
+    about = json.dumps({"sha256": csr_hash(indptr, col), "removed": removed})
+    (folder / "about.json").write_text(about, encoding="utf-8")

@@ -15,9 +15,9 @@ def available_bytes() -> int:
     """Memory that is available now, to the system and within a container's limit (control groups, version 2)."""
     available = psutil.virtual_memory().available
     try:
-        limit = int((CGROUP / "memory.max").read_text())  # "max" without a limit
-        used = int((CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        limit = int((CGROUP / "memory.max").read_text(encoding="utf-8"))  # "max" without a limit
+        used = int((CGROUP / "memory.current").read_text(encoding="utf-8"))
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError):
         return available
     reclaimable = int(stat.get("inactive_file", 0))  # pages of files that were not used lately

@@ -47,9 +47,9 @@ def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph, forms: Seque
     targets), their softmax, or the largest one's class [rows] int64.
 
     .npy, .pt: the array. .npz: an array of each form; "labels" of the rows, where known; of a single graph "node_ids"
-    [N], as its file has them; of a collection "graph_ids" [G], the graphs' numbers in it, and for outputs of nodes
-    "node_counts" [G], the rows of each graph. .csv: the same by columns, a line for each row; nodes of a collection
-    are numbered in their graph.
+    [N], as its file has them, and "splits" [N], "" for a node in none; of a collection "graph_ids" [G], the graphs'
+    numbers in it, and for outputs of nodes "node_counts" [G], the rows of each graph. .csv: the same by columns, a line
+    for each row; nodes of a collection are numbered in their graph.
     """
     make = {
         Form.LOGITS: lambda: logits,
@@ -77,6 +77,10 @@ def _about(rows: LoadedGraph, count: int) -> dict[str, np.ndarray]:
         arrays["labels"] = arrays["labels"].reshape(-1).astype(np.int64)  # classes of graphs are kept as float32
     if rows.meta.task == "node" and rows.meta.num_graphs == 1 and rows.graph_ids is None:
         own = rows.node_data.get("id")
+        if rows.splits is not None:
+            arrays["splits"] = np.full(count, "", "U5")
+            for name, ids in rows.splits.items():
+                arrays["splits"][ids.numpy()] = name
         return arrays | {"node_ids": np.arange(count) if own is None else own.numpy()}
     arrays["graph_ids"] = np.arange(rows.meta.num_graphs) if rows.graph_ids is None else rows.graph_ids.numpy()
     if rows.meta.task == "node":
@@ -94,7 +98,7 @@ def _table(found: dict[str, np.ndarray], about: dict[str, np.ndarray], output: s
         columns["node"] = np.concatenate([np.arange(count) for count in counts])
     if "node_ids" in about:
         columns["node"] = about["node_ids"]
-    singular = {"labels": "label", "classes": "class", "softmax": "softmax", "logits": output}
+    singular = {"splits": "split", "labels": "label", "classes": "class", "softmax": "softmax", "logits": output}
     for form, name in singular.items():
         values = found.get(form, about.get(form))
         if values is None:

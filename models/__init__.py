@@ -1,4 +1,7 @@
-"""Models: `GraphTransformer(...)` or `ConvNet(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
+"""Models: `GraphTransformer(...)` or `ConvNet(...)`, `model.prepare(graph, attention)`, `model(inputs)`.
+
+The arguments of a GraphTransformer are the fields of `Settings`.
+"""
 
 from models.checkpoint import CheckpointError, load_checkpoint
 from models.conv_net import ConvNet
@@ -7,6 +10,7 @@ from models.fast import DenseUnavailableError, StaleWeightsError
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 from models.graph_model import GraphModel
 from models.graph_transformer import GraphTransformer
+from models.settings import Settings
 
 __all__ = [
     "Attention",
@@ -18,6 +22,7 @@ __all__ = [
     "GraphInputs",
     "GraphModel",
     "GraphTransformer",
+    "Settings",
     "StaleWeightsError",
     "load_checkpoint",
     "prepare_execution",

@@ -61,9 +61,9 @@ def draw(data: Data, name: str, changes: Mapping[str, Any] | None = None) -> lis
 def _draw(data: Data, spec: Spec, values: Mapping[str, Any]) -> Iterable[Drawn]:
     data.used.clear()
     figure = CHARTS[spec["chart"]](data, _filled(spec, values))
-    if figure is None:
+    devices = pd.concat(data.used)["device"] if figure else []
+    if figure is None or (data.device and data.device not in {*devices}):  # drawn of another device: not asked for
         return
-    devices = pd.concat(data.used)["device"]
     texts = {name: str(value) for name, value in values.items()}
     file = spec["file"].format(device=slug(devices.mode().iloc[0]), **texts)
     if not figure.get_suptitle():  # a figure of the paper says what it found

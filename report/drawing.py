@@ -101,9 +101,10 @@ def edges(nnz: float) -> str:
 
 
 def log_axis(axis: Axis, unit: str = "") -> None:
-    """A logarithmic axis with ticks in plain digits at 1, 2 and 5."""
+    """A logarithmic axis with ticks in plain digits at 1, 2 and 5; over more than four decades at 1."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1e4 else (1,), numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
     axis.set_minor_locator(NullLocator())
 

@@ -50,14 +50,20 @@ class Data:
 
     Args:
         rows: `report.rows.recorded`, or a part of it.
-        device: whose rows are taken where several have some; the default is the one with most rows of a benchmark.
+        device: whose rows are taken where several have some; the default is the one with most rows of a benchmark. A
+            name, or words of it ("h200"); "cpu" for the rows of a CPU.
+
+    Raises:
+        ValueError: no device, or several, of `rows` are meant.
     """
 
     def __init__(self, rows: pd.DataFrame, device: str | None = None) -> None:
         every = with_published(pd.concat([rows, derived_rows(rows)], ignore_index=True))
         self.benches = dict(iter(every.groupby("bench")))
         self.empty = every.iloc[:0]
-        self.device = device
+        kinds = dict(zip(rows["device"], rows["device_type"], strict=True))
+        self.device = device and _named(device, kinds)
+        self.device_type = kinds.get(self.device, "cuda")
         self.defs: dict[str, Spec] = read_yaml("tables.yaml")["defs"]
         self.used: list[pd.DataFrame] = []
 
@@ -80,7 +86,7 @@ class Data:
         """Rows of all devices that a resolved specification selects."""
         where = {name: value for name, value in spec.items() if name not in KEYS}
         bench = where.pop("bench")
-        return select(self.benches.get(bench, self.empty), {"device_type": "cuda"} | where)
+        return select(self.benches.get(bench, self.empty), {"device_type": self.device_type} | where)
 
     def _of_device(self, found: pd.DataFrame, spec: Spec, device: str | None = None) -> pd.DataFrame:
         """Rows of one device by number of edges: of the specification's, else of `device`, else of the usual one."""
@@ -141,6 +147,16 @@ class Data:
         """Device, commits and dates of the rows used since the last call."""
         used, self.used = pd.concat([self.empty[["device", "commit", "date", "dirty"]], *self.used]), []
         return provenance(used[used["date"] != ""])
+
+
+def _named(device: str, kinds: Mapping[str, str]) -> str:
+    """The name that is `device`, or the only one that has, with its kind, the words of `device`."""
+    words = {*device.lower().split()}
+    found = [name for name, kind in kinds.items() if words <= {*name.lower().split(), kind}]
+    if device not in found and len(found) != 1:
+        recorded, some = ", ".join(sorted(kinds)), " and ".join(found)
+        raise ValueError(f"--device {device}: names {some or 'no device'}; recorded are {recorded}")
+    return device if device in found else found[0]
 
 
 def counted(found: pd.DataFrame, spec: Spec, by: Sequence[str]) -> pd.DataFrame:

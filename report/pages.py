@@ -94,7 +94,7 @@ def pages(data: Data, results: Path, with_blocks: Iterable[Path]) -> dict[Path, 
         if csv.exists():
             texts[csv.with_suffix(".md")] = markdown_of(csv)
     found = blocks(data, findings, results)
-    return texts | {page: fill(page.read_text(), found) for page in with_blocks}
+    return texts | {page: fill(page.read_text(encoding="utf-8"), found) for page in with_blocks}
 
 
 def figures(data: Data, results: Path) -> dict[Path, bytes]:

@@ -37,7 +37,7 @@ REORDERED = {NONE: "", "auto": "+reorder"}
 @cache
 def read_yaml(name: str) -> dict[str, Any]:
     """One of the declarations beside this file."""
-    return yaml.safe_load((HERE / name).read_text())
+    return yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
 
 
 def recorded(folder: Path) -> pd.DataFrame:
@@ -60,7 +60,7 @@ def measurement_files(folder: Path) -> list[Path]:
 
 
 def _is_measurements(path: Path) -> bool:
-    with path.open(errors="replace") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         header = file.readline()
     return header.startswith("run_id,") and ",metric," in header
 

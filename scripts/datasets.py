@@ -98,6 +98,7 @@ def fetch(names: Names = None, everything: All = False, root: Root = Path("datas
                 continue
             try:
                 if not entry.official.is_present(root):
+                    check_folder("--root", root)
                     entry.official.fetch(root)
                 console.print(Text(f"{name}: {f'in {root}' if entry.official.files(root) else 'has no files'}"))
             except data.DatasetMissingError as error:

@@ -70,8 +70,9 @@ def main(
         typer.Option(help="File of the predictions: .csv and .npz with the ids of nodes or graphs, .npy, .pt."),
     ] = None,
     save: Annotated[
-        list[Form] | None, typer.Option(help="Its content, by default the logits; may be repeated.")
+        list[Form] | None, typer.Option(help="Its content, by default the logits; one form, or several.")
     ] = None,
+    more: Annotated[list[Form] | None, typer.Argument(metavar="[--save FORM FORM ...]", hidden=True)] = None,
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
     """Run the Graph Transformer on a graph, or all batches of a collection, and report the time of its parts."""
@@ -85,7 +86,9 @@ def main(
         kept=lambda: f"{'nothing' if not kept else kept[0]} was written",
         statuses={DatasetMissingError: NOT_LOADED},
     ):
-        forms = (*dict.fromkeys(save or [Form.LOGITS]),)
+        if more and not save:
+            raise ValueError(f"{' '.join(more)}: which option is it of? --save {more[0]} saves that form")
+        forms = (*dict.fromkeys([*(save or [Form.LOGITS]), *(more or [])]),)
         request = Request(config, load_config(config, overrides), verify, exact, profile, output, forms, results)
         check_results_file(results)
         if output:

@@ -3,8 +3,10 @@
     python scripts/plot.py [NAME ...] [--set KEY=VALUE ...] [--results DIR] [--figures DIR] [--format pdf]
 
 NAME is a figure of report/figures.yaml, default all that are in git. `--set` changes what a figure shows: `plot.py
-kernel-times --set group=batched --set dim=64`. Exit status: 0, or 2 if there was nothing to draw or a CSV could not be
-read.
+kernel-times --set group=batched --set dim=64`. `--device cpu` draws rows of a CPU, such as the curves of your training
+(`learning-curves --results results/local`). Figures go to DIR/figures, those of the recorded CSVs to
+results/local/figures: `scripts/report.py` alone writes the ones in git. Exit status: 0, or 2 if there was nothing to
+draw or a CSV could not be read.
 """
 
 from pathlib import Path
@@ -18,8 +20,9 @@ from bench.cli import console, user_errors
 from data.atomic import replacing
 from report.charts import declarations, draw, image
 from report.engine import Data
-from report.rows import recorded
+from report.rows import LOCAL, recorded
 
+RECORDED = Path("results")
 FORMATS = ("png", "pdf", "svg")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -33,12 +36,12 @@ def main(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="What a figure shows.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the CSVs; its subfolders are read too.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder of the CSVs; its subfolders are read too.")] = RECORDED,
     figures: Annotated[
-        Path | None, typer.Option(help="Folder to draw into; default: figures in that of the CSVs.")
+        Path | None, typer.Option(help="Folder to draw into; default: figures in DIR, or in results/local.")
     ] = None,
     kind: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "png",
-    device: Annotated[str | None, typer.Option(help="GPU whose rows are taken, if several were recorded.")] = None,
+    device: Annotated[str | None, typer.Option(help='Device whose rows are drawn, such as "h200", or "cpu".')] = None,
 ) -> None:
     """Draw figures from the recorded CSVs."""
     with user_errors():
@@ -46,7 +49,9 @@ def main(
             raise ValueError(f"--format {kind}: allowed are {', '.join(FORMATS)}")
         chosen = names or [name for name, spec in declarations()["figures"].items() if "draw" in spec]
         values = dict(map(read_change, changes or ()))
-        data, folder, count = Data(recorded(results), device), figures or results / "figures", 0
+        rows = recorded(results)
+        data, count = Data(rows, device), 0
+        folder = figures or (results / LOCAL if results == RECORDED else results) / "figures"
         for name in chosen:
             drawn = draw(data, name, values)
             for file, figure in drawn:
@@ -55,10 +60,12 @@ def main(
                     unfinished.write_bytes(image(figure, kind))
                 console.print(Text(f"drawn      {path}"))
             if not drawn:
-                console.print(Text(f"not drawn  {name}: its rows were not recorded in {results}"))
+                of = f" on {data.device}" if device else ""
+                console.print(Text(f"not drawn  {name}: its rows were not recorded in {results}{of}"))
             count += len(drawn)
         if not count:
-            raise ValueError(f"{results}: nothing to draw")
+            names = ", ".join(sorted({*rows["device"]}))
+            raise ValueError(f"{results}: nothing to draw; --device names one of: {names}")
 
 
 def read_change(text: str) -> tuple[str, str | int]:

@@ -73,7 +73,6 @@ def main(
         check_folder("--output", output)
         device = resolve_device(settings.runtime.device)
         check_machine(settings, device, resolve_precision(settings.training.precision, device))
-        console.print(cli.describe_config(f"{config} ({settings.sha()})", settings))
         with ranks(settings.runtime.device) if is_launched() else nullcontext() as group:
             finished = train(config, settings, output, resume, results, group)
     raise typer.Exit(0 if finished else INTERRUPTED)
@@ -108,6 +107,8 @@ def train(
     for seed in config.seeds:
         folder = output if len(config.seeds) == 1 else output / f"seed_{seed}"
         trainer = make_trainer(config, loaded, folder, seed=seed, resume=resume)
+        if not found:  # after all that an error of the user could end
+            console.print(cli.describe_config(f"{config_path} ({config.sha()})", config))
         describe(trainer)
         try:
             with stop_on_interrupt(trainer):
@@ -162,7 +163,7 @@ def follow(trainer: Trainer) -> None:
     name = METRICS[trainer.task.metric]
     start = shown = time.monotonic()
     waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
-    with cli.progress(epochs, before) as advance:
+    with cli.progress(epochs, before, "epoch ") as advance:
         for record in trainer.run():
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
@@ -170,8 +171,10 @@ def follow(trainer: Trainer) -> None:
                 best = f"best {trainer.best.metric:.4f} in epoch {trainer.best.epoch}"
                 left = (time.monotonic() - start) / (record.epoch - before) * (epochs - record.epoch)
                 end = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
-                end = f"; at most {end} left" if left and not console.is_terminal else ""
-                advance(f"epoch {record.epoch}: {losses}, {name} {record.valid_metric:.4f} ({best}){end}", waiting)
+                text = f"{name} {record.valid_metric:.4f} ({best}), {losses}"  # a narrow terminal shows its beginning
+                if not console.is_terminal:
+                    text = f"epoch {record.epoch}: {text}" + (f"; at most {end} left" if left else "")
+                advance(text, waiting)
                 shown, waiting = time.monotonic(), 0
 
 

@@ -1,4 +1,4 @@
-"""Imports between the folders, read from the source: also those inside functions and under TYPE_CHECKING."""
+"""Imports between the folders, read from the source: also those inside functions and under TYPE_CHECKING; encodings."""
 
 import ast
 import tomllib
@@ -61,6 +61,14 @@ def test_the_wheel_has_every_folder_of_the_package():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     folders = {file.parent.relative_to(ROOT / "kernels") for file in (ROOT / "kernels").rglob("*.py")}
     assert sorted(listed) == sorted(".".join(["fused3s", *folder.parts]) for folder in folders)
+
+
+@pytest.mark.parametrize("package", [*ALLOWED, "scripts", "examples"])
+def test_text_files_are_utf_8_whatever_the_locale_is(package):
+    for file in (ROOT / FOLDERS.get(package, package)).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("read_text", "write_text"):
+                assert "encoding" in {each.arg for each in node.keywords}, f"{file}:{node.lineno}"
 
 
 def test_modules_form_no_circle():

@@ -1,30 +1,83 @@
-"""The Python blocks of the README and of the pages in docs/ run as they stand, without a GPU."""
+"""The blocks of the README and of the pages in docs/ run as they stand, without a GPU."""
 
 import re
+import textwrap
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import yaml
+from bench_runs import CPU, context
+from kernel_rows import row
+
+from baselines import REGISTRY
+from configs.bench import load_bench_config
+from data import registry
+from report import charts
+from report.engine import Data
+from report.rows import frame
 
 ROOT = Path(__file__).resolve().parents[1]
-FENCE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 PAGES = (
     "README.md",
     "kernels/README.md",
     "docs/datasets.md",
+    "docs/dgl.md",
     "docs/layers.md",
     "docs/threads.md",
     "docs/training.md",
     "docs/backends.md",
     "docs/add/score-term.md",
+    "docs/add/backend.md",
+    "docs/add/benchmark.md",
 )
+
+
+def blocks(page: str, language: str) -> list[str]:
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    assert found
+    return [textwrap.dedent(block) for _, block in found]
+
+
+def run_blocks(page: str) -> dict[str, object]:
+    """The names that its Python blocks define; a block goes on where the one before it ended."""
+    names: dict[str, object] = {}
+    with patch.dict(REGISTRY):
+        for block in blocks(page, "python"):
+            exec(compile(block, page, "exec"), names)
+    return names
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_run(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    blocks = FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
-    assert blocks
-    names: dict[str, object] = {}  # a block goes on where the one before it ended
-    for block in blocks:
-        exec(compile(block, page, "exec"), names)
+    run_blocks(page)
+
+
+def test_the_benchmark_of_the_page_measures(tmp_path):
+    page = "docs/add/benchmark.md"
+    made, (text,) = run_blocks(page), blocks(page, "yaml")
+    (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
+    overrides = "source=synthetic", "graphs=[cora]", "backends=[scatter]", "repeats=2"
+    config = load_bench_config(tmp_path / "own.yaml", overrides)
+    first, *more = made["cases"](config, CPU)
+    assert len(more) == 1
+    (found,) = made["measure"](context(config), first)
+    assert (found.status, found.dataset, found.dim, found.value > 0) == ("ok", "cora", 128, True)
+
+
+def test_the_data_set_of_the_page_is_an_entry():
+    (text,) = blocks("docs/add/dataset.md", "yaml")
+    ((name, fields),) = yaml.safe_load(text).items()
+    entry = registry._entry(name, fields)
+    assert (entry.name, entry.nnz, entry.official.member) == ("my-graph", 578_006, "my_graph/edges.csv")
+
+
+def test_the_figure_of_the_page_is_drawn(monkeypatch):
+    (text,) = blocks("docs/add/figure.md", "yaml")
+    ((name, spec),) = yaml.safe_load(text).items()
+    monkeypatch.setattr(charts, "declarations", lambda: {"figures": {name: spec}})
+    ((file, figure),) = charts.draw(Data(frame([row("cora", "pyg", 2.0, dim=64)])), name, {"dim": 64})
+    assert file == "kernel-times_single_nvidia-h200_d64"
+    assert [bar.get_height() for bars in figure.axes[0].containers for bar in bars] == [2.0]

@@ -56,7 +56,7 @@ class Planetoid(OfficialSource):
             _, y, tx, ty, allx, ally, neighbours = (
                 pickle.loads(file.read_bytes(), encoding="latin1") for file in pickled
             )
-            test = np.array(index.read_text().split(), np.int64)
+            test = np.array(index.read_text(encoding="utf-8").split(), np.int64)
             num_nodes = int(test.max()) + 1
             feat = np.zeros((num_nodes, allx.shape[1]), np.float32)
             for matrix in (allx, tx):

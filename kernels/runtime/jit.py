@@ -297,6 +297,6 @@ def _allow_shared_memory(function: Any, instance: KernelInstance, shared_bytes: 
 
 
 def compile_error(name: str, source: str, log: str) -> KernelCompileError:
-    with tempfile.NamedTemporaryFile("w", suffix=".cu", prefix="fused3s-", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".cu", prefix="fused3s-", delete=False) as file:
         file.write(source)
     return KernelCompileError(f"NVRTC could not compile {name}; the source is saved as {file.name}\n{log}")

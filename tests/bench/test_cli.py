@@ -1,10 +1,13 @@
 """What all scripts print: the command to repeat, errors of one line."""
 
+import io
+import re
 import shlex
 import sys
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from bench import cli
@@ -46,3 +49,14 @@ def test_an_error_of_the_user_is_a_line_and_a_status(error, status, text):
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(KeyError), cli.user_errors():
         raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_shows_the_bar_the_steps_and_the_time_left_before_the_text(width, monkeypatch):
+    seen = io.StringIO()
+    monkeypatch.setattr(cli, "console", Console(file=seen, width=width, force_terminal=True, soft_wrap=True))
+    with cli.progress(1000, 3, "epoch ") as advance:
+        advance("accuracy 0.6200 " + "and much more " * 20, 1)
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", seen.getvalue()))
+    assert all(len(line) <= width for line in lines)
+    assert re.match(r"━+ epoch 4 of 1000, \S+ left; accuracy", lines[-2])

@@ -36,7 +36,12 @@ def test_an_array_comes_back(tmp_path, suffix, load, form, expected):
         check_predictions_path(path, [Form.LOGITS, Form.CLASSES])
 
 
+PARTS = {"train": torch.tensor([0, 3]), "valid": torch.tensor([4]), "test": torch.tensor([1])}
 ABOUT = {
+    "nodes in a split": (
+        rows("node", 1, splits=PARTS),
+        {"node_ids": range(5), "splits": ["train", "test", "", "train", "valid"]},
+    ),
     "nodes": (NODES, {"node_ids": [3, 7, 12, 40, 2**40]}),
     "nodes without ids": (rows("node", 1), {"node_ids": range(5)}),
     "graphs": (rows(), {"graph_ids": range(5)}),
@@ -57,6 +62,7 @@ def test_npz_says_which_row_is_which(tmp_path, of, about):
 
 
 LINES = {
+    "nodes in a split": (ABOUT["nodes in a split"][0], "node,split", ["0,train", "1,test", "2,", "3,train", "4,valid"]),
     "nodes": (NODES, "node", ["3", "7", "12", "40", str(2**40)]),
     "graphs": (rows(), "graph", [*"01234"]),
     "nodes of graphs": (NODES_OF_GRAPHS, "graph,node", ["8,0", "8,1", "6,0", "6,1", "6,2"]),

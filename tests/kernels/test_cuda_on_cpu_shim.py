@@ -1,6 +1,8 @@
 """A launch on the CPU finds faults: each of cuda_shim/faults.cu ends it with its message."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -119,3 +121,12 @@ def test_no_access_of_the_kernels_races(monkeypatch, plain_accesses, backend, dt
 
 def test_every_fault_is_tested():
     assert {"kNone", "kPlainOverwrites", *MESSAGES} == set(FAULTS)
+
+
+def test_one_call_runs_from_any_folder():
+    command = [sys.executable, SHIM_FOLDER / "one_call.py", "one_edge_repeated", "--dim", "16"]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *_, kernel, verdict = done.stdout.splitlines()
+    assert "<Element::kHalf, 16, " in kernel
+    assert verdict == "one_edge_repeated: within the bounds of float64"

@@ -1,7 +1,10 @@
 """Figures: what they show of a few rows, and that every entry is drawn."""
 
+from itertools import pairwise
+
 import pytest
 from kernel_rows import row
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from report.charts import draw, drawn_files, image
@@ -90,3 +93,40 @@ def test_a_file_is_the_same_bytes_each_time_and_a_wrong_request_is_named():
     assert drawn_files(data, names=["kernel-times"]) == drawn_files(data, names=["kernel-times"])
     ((_, figure),) = draw(data, "kernel-times")
     assert image(figure, "pdf").startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(("given", "value"), [(None, 2.0), ("NVIDIA H200", 2.0), ("h100", 3.0), ("cpu", 5.0)])
+def test_a_device_is_named_by_words(given, value):
+    others = row("cora", "pyg", 3.0, device="NVIDIA H100"), row("cora", "pyg", 5.0, device="EPYC", device_type="cpu")
+    rows = frame([row("cora", "pyg", 2.0), row("reddit", "pyg", 2.0), *others])
+    ((_, figure),) = draw(Data(rows, given), "kernel-times")
+    assert heights(figure.axes[0], "pyg")[0] == value
+    assert draw(Data(rows, given), "training-steps") == []
+
+
+@pytest.mark.parametrize("given", ["gh200", "h20", "nvidia"])
+def test_a_device_without_rows_or_of_several_is_named(given):
+    rows = frame([row("cora", "pyg", 2.0), row("cora", "pyg", 3.0, device="NVIDIA H100")])
+    with pytest.raises(ValueError, match=rf"--device {given}: .*recorded are NVIDIA H100, NVIDIA H200"):
+        Data(rows, given)
+
+
+def test_a_figure_without_rows_of_the_device_is_not_drawn_of_another():
+    rows = frame([row("cora", "pyg", 2.0), row("cora", "pyg", 3.0, device="NVIDIA H100", bench="plans")])
+    assert draw(Data(rows, "h200"), "kernel-times")
+    assert not draw(Data(rows, "h100"), "kernel-times")
+
+
+@pytest.mark.parametrize("longest", [1.0, 1e2, 1e4, 1e6])
+def test_labels_of_the_axis_do_not_overlap(longest):
+    rows = [row("cora", "fused3s_paper", 3e-3), row("reddit", "pyg", longest)]
+    ((_, figure),) = draw(Data(frame(rows)), "kernel-times")
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    boxes = [
+        label.get_window_extent()
+        for label in axes.get_yticklabels()
+        if axes.bbox.overlaps(label.get_window_extent().expanded(9, 1))
+    ]
+    assert len(boxes) > 2
+    assert all(low.y1 <= high.y0 for low, high in pairwise(sorted(boxes, key=lambda box: box.y0)))

@@ -94,6 +94,14 @@ def test_what_the_script_wrote_passes_its_check_until_a_row_changes(run, tmp_pat
     assert (tmp_path / "figures" / "fig5_single_d128.pdf").exists()
 
 
+def test_plot_leaves_the_folder_of_the_recorded_figures_alone(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    append_rows(tmp_path / "results" / "kernels.csv", [row("cora", "fused3s", 1.0)])
+    assert run("plot", "kernel-times").exit_code == 0
+    (drawn,) = tmp_path.rglob("*.png")
+    assert drawn.parent == tmp_path / "results" / "local" / "figures"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -58,6 +58,13 @@ def test_a_folder_of_tables_that_cannot_be_written_is_found_before_the_work(data
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_folder_of_data_sets_that_cannot_be_written_is_named(datasets, tmp_path):
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    done = datasets("fetch", "amazon0505", "--root", tmp_path / "file" / "sets")
+    assert done.exit_code == 2, done.stdout
+    assert done.stderr.startswith(f"error: --root {tmp_path / 'file' / 'sets'}: cannot be written into (")
+
+
 def test_fetch_offline_says_so_and_keeps_nothing(datasets, tmp_path):
     done = datasets("fetch", "amazon0505", "--root", tmp_path / "root")
     assert done.exit_code == 1

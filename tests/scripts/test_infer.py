@@ -190,11 +190,11 @@ def test_the_template_predicts_for_a_file_of_the_users_with_its_ids(infer, tmp_p
     write, ids = OWN[ending]
     write(tmp_path / f"own.{ending}")
     quick = [f"data.path={tmp_path}/own.{ending}", *QUICK, "runtime.repeats=1"]
-    options = ("--output", tmp_path / "o.csv", "--save", "classes")
+    options = ("--output", tmp_path / "o.csv", "--save", "classes", "softmax")
     done = infer(*options, config="configs/mine.yaml", settings=quick)
     assert done.exit_code == 0, done.stderr
     header, *lines = (tmp_path / "o.csv").read_text().splitlines()
-    assert header == "node,class"
+    assert header.startswith("node,class,softmax_0,")
     assert [line.partition(",")[0] for line in lines] == ids
 
 

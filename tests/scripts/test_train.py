@@ -171,3 +171,10 @@ def test_a_data_set_that_cannot_be_had_has_its_own_status(tmp_path, monkeypatch,
     done = CliRunner().invoke(load_script("train").app, [*map(str, paths), *settings])
     assert done.exit_code == NOT_LOADED, done.output
     assert f"error: citeseer: not under {tmp_path}; no such host" in done.stderr
+
+
+def test_an_error_of_the_data_stands_alone_without_the_configuration(train, tmp_path):
+    done = train("run", "--set", f"data.path={tmp_path}/none.npz")
+    assert done.exit_code in (2, NOT_LOADED)
+    assert "none.npz" in done.stderr
+    assert len(done.output.splitlines()) == 2  # loading mine; error
