@@ -57,7 +57,7 @@ def flag(name: str, text: str) -> typer.models.OptionInfo:
 
 @app.command()
 def main(
-    config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/infer/cora.yaml.")],
+    config: Annotated[Path, typer.Option(readable=False, help="YAML configuration, such as configs/infer/cora.yaml.")],
     overrides: cli.Overrides = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights (model.checkpoint): of scripts/train.py, or a saved state dict.")

@@ -53,7 +53,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/train/cora.yaml.")],
+    config: Annotated[Path, typer.Option(readable=False, help="YAML configuration, such as configs/train/cora.yaml.")],
     overrides: cli.Overrides = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of the run; default runs/CONFIG[-DATASET][-KEY=VALUE ...].")
