@@ -6,6 +6,7 @@ Real graphs in these layouts must give the edges of the papers' authors; their f
 
 import gzip
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -327,7 +328,7 @@ def by_dgl(kind, folder, files):
 
 
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
-def test_planetoid(tmp_path, real_graph_dir, write_planetoid, name):
+def test_planetoid(tmp_path, real_graph_dir, write_planetoid, monkeypatch, name):
     import_dgl()
     published = real_graph_dir / "official" / "planetoid"
     if name == "pubmed":
@@ -346,6 +347,7 @@ def test_planetoid(tmp_path, real_graph_dir, write_planetoid, name):
     for part, mask in (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask")):
         assert loaded.splits[part].tolist() == other.ndata[mask].nonzero()[:, 0].tolist()
         assert torch.equal(loaded.node_data[mask], other.ndata[mask].bool())
+    monkeypatch.setitem(vars(data.info(name).official), "sha256", {})  # else each change is another hash
     for part, change, message in (
         ("tx", lambda features: features.data.__setitem__(-1, np.nan), r"feat holds NaN, or .*finite ones are needed"),
         ("tx", lambda features: features.indices.__setitem__(-1, 10**9), "the official files cannot be read"),
@@ -427,6 +429,42 @@ def test_lrgb(tmp_path, path_graph, name):
         parts = {part: [node for node in range(sum(sizes)) if owner(node, sizes) in ids] for part, ids in parts.items()}
     assert lists(loaded.splits) == parts
     assert loaded.metric == entry.metric
+
+
+class RunsCode:
+    """Its pickle makes a folder when it is read as a pickle may be."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.place),)
+
+
+def test_planetoid_files_of_another_hash_are_not_read(tmp_path, write_planetoid):
+    known = data.info("citeseer").official.sha256
+    write_planetoid(tmp_path / "planetoid", "citeseer", np.arange(600), np.arange(600), 600)
+    (tmp_path / "planetoid" / "ind.citeseer.x").write_bytes(pickle.dumps(RunsCode(tmp_path / "ran")))
+    with pytest.raises(ValueError, match=r"official files cannot be read .*\.mkdir, which could run code"):
+        load("citeseer", tmp_path)
+    vars(data.info("citeseer").official)["sha256"] = known
+    with pytest.raises(ValueError, match=r"ind\.citeseer\.x: its sha256 is .*, and that of the published file d20de"):
+        load("citeseer", tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["ZINC", "pascalvoc-sp", "peptides-func"])
+def test_raw_files_of_pygs_classes_run_no_code(tmp_path, write_zinc, path_graph, name):
+    if name == "ZINC":
+        write_zinc(tmp_path, dict.fromkeys(("train", "val", "test"), [path_graph(3)] * 4))
+    (tmp_path / name / "raw").mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val", "test"):
+        with (tmp_path / name / "raw" / f"{split}.pickle").open("wb") as file:
+            pickle.dump([RunsCode(tmp_path / "ran")], file)
+        torch.save([RunsCode(tmp_path / "ran")], tmp_path / name / "raw" / f"{split}.pt")
+    with pytest.raises(ValueError, match="the official files cannot be read"):
+        load(name.lower(), tmp_path, batch_size=4)
+    assert not (tmp_path / "ran").exists()
 
 
 def owner(node, sizes):
