@@ -19,6 +19,7 @@ from filelock import FileLock
 from data.atomic import made_once
 from data.canonical import canonical_edges
 from data.download import download
+from data.features import as_integers
 from data.files import checked_graph
 from data.graph import PARTS, RawGraph
 from data.packed import consecutive, join_graphs, rows_of
@@ -123,7 +124,7 @@ class PygGraph(PygDataset):
 
     def _raw(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray] | None) -> RawGraph:
         row, col = data["edge_index"].numpy()
-        label = data["y"].squeeze(-1).nan_to_num(-1).long().numpy()
+        label = as_integers("the label", data["y"].squeeze(-1).nan_to_num(-1).numpy())
         ndata = {"feat": data["x"].float().numpy(), "label": label}
         url = self.files(root)[0].url
         return checked_graph(self.folder(root), row, col, len(label), origin=url, ndata=ndata, splits=splits)
@@ -167,7 +168,7 @@ class PygCollection(PygDataset):
             feat, edge_feat, labels = (graphs.rows(key) for key in ("x", "edge_attr", "y"))
             about |= {"graph_ids": picked, "ndata": {} if feat is None else {"feat": feat}}
             if self.task == "node":
-                about["ndata"]["label"] = labels.astype(np.int64)
+                about["ndata"]["label"] = as_integers("the label", labels)
                 about["splits"] = {part: np.sort(rows_of(ids, sizes)) for part, ids in about["splits"].items()}
             elif labels is not None:
                 about["graph_labels"] = labels.reshape(picked.size, -1).astype(np.float32)

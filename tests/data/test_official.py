@@ -81,7 +81,8 @@ def test_questions(tmp_path, edges):
     raw = tmp_path / "questions" / "raw"
     raw.mkdir(parents=True)
     rng = np.random.default_rng(3)
-    arrays = {f"{part}_masks": rng.random((10, NODES)) < 0.3 for part in ("train", "val", "test")}
+    part_of = rng.integers(0, 4, (10, NODES))
+    arrays = {f"{part}_masks": part_of == nth for nth, part in enumerate(("train", "val", "test"))}
     arrays |= {"node_features": rng.random((NODES, 4), np.float32), "node_labels": np.arange(NODES) % 2}
     np.savez(raw / "questions.npz", edges=np.stack(edges, 1), **arrays)
     shutil.copytree(tmp_path / "questions", tmp_path / "plain" / "questions")
@@ -130,12 +131,19 @@ def write_elliptic(root, row, col, num_nodes):
     pd.DataFrame({"txId": ids, "class": classes}).iloc[order].to_csv(folder / "elliptic_txs_classes.csv", index=False)
 
 
-def test_elliptic(tmp_path, edges):
+def test_elliptic(tmp_path, edges, caplog):
     write_elliptic(tmp_path, *edges, NODES)
     loaded = load("elliptic", tmp_path)
     assert ours(loaded) == pairs(*edges)  # the first transaction attends to the second
     assert loaded.node_data["feat"].tolist() == [[node / 8, 0.5] for node in range(NODES)]
     assert loaded.labels.tolist() == [(-1, 1, 0)[node % 3] for node in range(NODES)]
+    features = tmp_path / "elliptic_bitcoin_dataset" / "elliptic_txs_features.csv"
+    assert "holds 2 feature columns, and 165 are published" in caplog.text
+    whole = features.read_text()
+    features.write_text(whole.replace(",", ".5,", 1))
+    with pytest.raises(ValueError, match=r"a transaction id holds \d+\.5; integers"):
+        load("elliptic", tmp_path)
+    features.write_text(whole)
     (tmp_path / "elliptic_bitcoin_dataset" / "elliptic_txs_edgelist.csv").unlink()
     with pytest.raises(data.DatasetMissingError, match=r"elliptic_txs_edgelist\.csv\.zip: cannot be reached"):
         load("elliptic", tmp_path)
@@ -290,6 +298,10 @@ def test_papers100m(tmp_path, edges, write_ogb, save):
         assert lists(loaded.splits) == split
     _, raw = find_graph("ogbn-papers100m", root=tmp_path, source="official")
     assert isinstance(raw.ndata["feat"], np.memmap)
+    save(folder / "raw" / "data.npz", **arrays | {"node_feat": np.full((NODES, 6), np.nan, np.float32)})
+    (folder / "raw" / "node_feat.npy").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match="feat holds NaN"):
+        load("ogbn-papers100m", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["igb-small", "igb-large"])
@@ -309,6 +321,16 @@ def test_igb(tmp_path, monkeypatch, edges, name):
     assert ours(loaded) == pairs(*edges)
     thirds = {"train": list(range(24)), "valid": list(range(24, 32)), "test": list(range(32, 40))}
     assert (lists(loaded.splits), loaded.metric) == (thirds, "accuracy")
+    for part, wrong, message in (
+        ("node_feat", feat * np.nan, "feat holds NaN"),
+        ("node_label_19", label + 0.5, r"0\.5"),
+    ):
+        if name == "igb-small":
+            whole = (folder / "paper" / f"{part}.npy").read_bytes()
+            np.save(folder / "paper" / f"{part}.npy", wrong)
+            with pytest.raises(ValueError, match=message):
+                load(name, tmp_path)
+            (folder / "paper" / f"{part}.npy").write_bytes(whole)
     monkeypatch.setattr("data.memory.available_bytes", lambda: 1000)
     if name == "igb-small":
         with pytest.raises(MemoryError, match=r"edge_index\.npy: its edges: about 0\.0 GiB needed"):
