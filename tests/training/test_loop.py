@@ -219,14 +219,24 @@ def test_data_that_cannot_be_trained_on(nodes, make_config, replaced, tmp_path, 
 def test_a_state_that_is_cut_or_of_another_form(nodes, make_config, trained, tmp_path):
     trained(make_config(training__epochs=1), nodes, tmp_path)
     state = torch.load(tmp_path / "last.pt")
-    best = state["best"]
+    best, optimiser = state["best"], state["optimiser"]
+    whole = {name: tensor.long() for name, tensor in best["weights"].items()}
+    first = {key: value[..., :1] if value.dim() else value for key, value in optimiser["state"][0].items()}
+    groups = [group | {"lr": "0.1"} for group in optimiser["param_groups"]]
     for change in (
         {"model": {}},
         {"best": 3},
         {"best": None},
         {"best": best | {"weights": {}}},
         {"best": best | {"metric": "1"}},
+        {"best": best | {"metric": math.nan}},
+        {"best": best | {"weights": whole}},
+        {"model": whole},
+        {"scaler": []},
+        {"random": torch.zeros(3)},
         {"optimiser": None},
+        {"optimiser": optimiser | {"param_groups": groups}},
+        {"optimiser": optimiser | {"state": optimiser["state"] | {0: first}}},
         {"epoch": 10**9},
         {"epoch": -5},
         {"finished": "no"},
