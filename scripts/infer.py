@@ -69,9 +69,8 @@ def main(
         Path | None,
         typer.Option(help="File of the predictions: .csv and .npz with the ids of nodes or graphs, .npy, .pt."),
     ] = None,
-    save: Annotated[
-        list[Form] | None, typer.Option(help="Its content, by default the logits; may be repeated.")
-    ] = None,
+    save: Annotated[list[Form] | None, typer.Option(help="Its content, by default the logits; one or several.")] = None,
+    more: Annotated[list[Form] | None, typer.Argument(hidden=True)] = None,
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
     """Run the Graph Transformer on a graph, or all batches of a collection, and report the time of its parts."""
@@ -85,11 +84,15 @@ def main(
         kept=lambda: f"{'nothing' if not kept else kept[0]} was written",
         statuses={DatasetMissingError: NOT_LOADED},
     ):
-        forms = (*dict.fromkeys(save or [Form.LOGITS]),)
+        if more and not save:
+            raise ValueError(f"{' '.join(more)}: belongs after --save")
+        forms = (*dict.fromkeys([*save, *(more or [])] if save else [Form.LOGITS]),)
         request = Request(config, load_config(config, overrides), verify, exact, profile, output, forms, results)
         check_results_file(results)
         if output:
-            check_predictions_path(output, forms)
+            graph = request.config.data
+            inputs = [config, graph.path or Path(graph.root, f"{graph.name}.npz"), request.config.model.checkpoint]
+            check_predictions_path(output, forms, inputs)
         elif save:
             raise ValueError(f"--save {save[0]}: needs --output with a file, such as --output predictions.csv")
         if profile and is_launched():
