@@ -9,10 +9,12 @@ error; 130 after Ctrl-C.
 """
 
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
+sys.path.insert(0, __file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import torch
 import typer

@@ -7,9 +7,11 @@ kernel-times --set group=batched --set dim=64`. Exit status: 0, or 2 if there wa
 read.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
+sys.path.insert(0, __file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import typer
 from rich.text import Text

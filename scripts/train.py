@@ -12,6 +12,7 @@ missing and cannot be downloaded; 2 for any other error; 130 after Ctrl-C, with 
 import re
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+sys.path.insert(0, __file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import typer
 from rich.table import Table

@@ -48,6 +48,12 @@ def test_work_is_saved_without_a_reader(tmp_path, outputs):
     assert ((tmp_path / "status").read_text(), (tmp_path / "saved").read_text()) == ("0\n", "é")
 
 
+def test_a_script_finds_its_clone_in_isolated_mode():
+    command = [sys.executable, "-I", "scripts/plot.py", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_background_job_goes_on():
     """A shell without job control starts it with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
