@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-sys.path.insert(0, __file__.rpartition("/")[0])  # also with python -I
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import numpy as np
 import pandas as pd

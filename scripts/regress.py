@@ -20,7 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.insert(0, __file__.rpartition("/")[0])  # also with python -I
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import torch
 import typer
