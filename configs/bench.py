@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from configs.load import ConfigError
+from configs.load import ConfigError, parse_yaml, read_yaml
 from configs.schema import MAX_HEAD_DIM, Section, check_choice, check_label, did_you_mean
 
 if TYPE_CHECKING:
@@ -317,7 +316,10 @@ def load_bench_config(path: Path, overrides: Sequence[str] = ()) -> BenchConfig:
         target = settings.setdefault(outer[0], {}) if outer else settings
         if not isinstance(target, dict):
             raise ConfigError(f"--set {override}: {outer[0]} has no entries")
-        target[key] = _parse(text, f"--set {override}")
+        try:
+            target[key] = parse_yaml(text)
+        except ValueError as error:
+            raise ConfigError(f"--set {override}: not valid YAML: {error}") from error
     try:
         return BenchConfig.model_validate(settings)
     except ValidationError as error:
@@ -327,12 +329,11 @@ def load_bench_config(path: Path, overrides: Sequence[str] = ()) -> BenchConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        settings = read_yaml(path)
+    except (OSError, ValueError) as error:
         found = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml")))
         raise ConfigError(f"{path}: cannot be read ({error}); {path.parent} has {found or 'no YAML file'}") from error
-    settings = _parse(text, str(path))
-    if not isinstance(settings, dict):
+    if not settings:
         raise ConfigError(f"{path}: holds no keys; allowed are {', '.join(BenchConfig.model_fields)}")
     if base := settings.pop("extends", None):
         given, settings = settings, _read(path.parent / str(base))
@@ -340,13 +341,6 @@ def _read(path: Path) -> dict[str, Any]:
             both = isinstance(value, dict) and isinstance(settings.get(key), dict)
             settings[key] = {**settings[key], **value} if both else value
     return settings
-
-
-def _parse(text: str, place: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place}: not valid YAML: {error}") from error
 
 
 def _describe(details: Any) -> str:

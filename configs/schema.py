@@ -83,7 +83,9 @@ class DataConfig(Section):
     name: Annotated[str, AfterValidator(_label)]
     source: Literal["auto", "official", "file", "synthetic"] = "auto"
     root: str = Field(default="datasets", min_length=1)  # downloads go here; relative to the current directory
-    path: str | None = None  # the user's own graph file; without it, source: file reads <root>/<name>.npz
+    path: Annotated[str, Field(min_length=1)] | None = (
+        None  # the user's own graph file; without it, source: file reads <root>/<name>.npz
+    )
     # Graphs per batch, for data sets of many small graphs; auto: about 200,000 nodes, for batches: all, whose default
     # it is. With training.sampler: neighbor training nodes per batch.
     batch_size: Count | Literal["auto"] = 1024

@@ -1,5 +1,6 @@
 """Random features in place of missing ones, and checks of features, codes and classes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,15 @@ def check_finite(owner: str | Path, what: str, values: np.ndarray) -> None:
         raise ValueError(f"{owner}: {what} holds NaN, or numbers beyond float32, in row {row}; finite ones are needed")
 
 
+def check_kind(owner: str, what: str, values: np.ndarray, cardinalities: tuple[int, ...] | None) -> None:
+    """Raise a ValueError unless official features are codes [rows, C] where the registry has their numbers, else
+    floats [rows, F]."""
+    kind = "f" if cardinalities is None else "i"
+    if values.ndim != 2 or values.shape[1] == 0 or values.dtype.kind != kind:
+        words = "floats [rows, F]" if kind == "f" else "codes (integers) [rows, C]"
+        raise ValueError(f"{owner}: {what} have shape {values.shape}, dtype {values.dtype}; {words} are published")
+
+
 def check_codes(owner: str, what: str, values: np.ndarray, cardinalities: tuple[int, ...]) -> None:
     """Raise a ValueError if codes [rows, C] are not within 0 .. cardinalities[c] - 1 in each column c."""
     if values.shape[1] != len(cardinalities):
@@ -73,6 +83,10 @@ def check_targets(owner: str, labels: np.ndarray, num_classes: int, metric: str 
         wrong = known[(known < 0) | (known >= num_classes) | (known != np.round(known))]
         if wrong.size:
             raise ValueError(f"{owner}: a graph label of {wrong[0]:g}; classes 0 to {num_classes - 1} are allowed")
+    if metric in ("rocauc", "ap"):
+        wrong = labels[~np.isnan(labels) & (labels != 0) & (labels != 1)]
+        if wrong.size:
+            raise ValueError(f"{owner}: a graph label of {wrong[0]:g}; 0, 1, and NaN for unknown, are allowed")
 
 
 def check_classes(owner: str, label: np.ndarray, num_classes: int) -> None:
@@ -83,3 +97,35 @@ def check_classes(owner: str, label: np.ndarray, num_classes: int) -> None:
             f"{owner}: label {label[wrong[0]]} of node {wrong[0]}; 0 to {num_classes - 1}, and -1 for unknown, are "
             "allowed: another version of the data set, or another graph, which needs a name of its own"
         )
+
+
+def as_integers(name: str, values: np.ndarray) -> np.ndarray:
+    """Whole numbers as int64. Raises a ValueError if some are none, which a conversion would cut off."""
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int64)
+    if values.dtype.kind == "f" or values.dtype == np.uint64:
+        wrong = values[whole != values]
+        if wrong.size:
+            raise ValueError(f"{name} holds {wrong[0]}; integers below 2^63 are needed")
+    return whole
+
+
+def check_splits(owner: str | Path, splits: Mapping[str, np.ndarray], count: int, names: str = "the ids of {}") -> None:
+    """Raise a ValueError unless each id of a split is within 0 .. count - 1 and in one part, once.
+
+    Args:
+        names: of the ids of a part, for messages.
+    """
+    part_of = np.full(count, -1, np.int8)
+    for nth, (part, ids) in enumerate(splits.items()):
+        outside = ids[(ids < 0) | (ids >= count)]
+        if outside.size:
+            raise ValueError(f"{owner}: {names.format(part)} hold {outside[0]}; allowed are 0 to {count - 1}")
+        repeated = ids[part_of[ids] >= 0]
+        part_of[ids] = nth
+        if not repeated.size and ids.size > np.count_nonzero(part_of == nth):
+            repeated = np.sort(ids)[1:][np.diff(np.sort(ids)) == 0]
+        if repeated.size:
+            raise ValueError(
+                f"{owner}: {names.format(part)} hold {repeated[0]} twice; each id may be in one part, once"
+            )

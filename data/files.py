@@ -14,25 +14,31 @@ edge, whatever its value.
                  are 0 or 1 they are answers, which are scored by ROC-AUC, else targets of regression, scored by the
                  mean absolute error. With `feat` it may be larger than memory: see `data.mapped_collections`
     .mtx         a square Matrix Market file in coordinate format
-    .txt .txt.gz an edge list as SNAP publishes: two whitespace-separated integers a line, # comments
-    .csv         an edge list in its first two columns, with or without a header line (without numbers)
+    .txt .csv .tsv   an edge list in its first two columns, plain or with .gz: integers between spaces, tabs, commas or
+                 semicolons, as its first line has them; # comments; with or without a header line (without numbers)
 
 Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise each id is replaced by its rank among all
-ids of the file, which are then in `node_data["id"]`. Names are no ids: number them first. An edge list cannot hold a
-node without edges: use one of the other formats.
+ids of the file, which are then in `node_data["id"]`. Names are no ids: number them first. A table of the nodes may lie
+beside the edge list: NAME.nodes.csv for NAME.csv, with any of these endings. It has a header with `id`, optional
+`label` (class, from 0) and `split` (train, valid or test), both empty where unknown; all other columns are features.
+Its nodes are those of the graph. Without it, an edge list cannot hold a node without edges.
 """
 
+import csv
+import gzip
 import logging
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.errors import DatasetMissingError
-from data.features import as_features, check_classes
+from data.features import as_features, as_integers, check_classes, check_splits
 from data.graph import MAX_NODES, PARTS, CsrGraph, RawGraph, Target
 from data.mapped_collections import loading_bytes, mapped_csr
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, fits, require_memory
@@ -45,10 +51,11 @@ SPLIT = tuple(f"{part}_ids" for part in PARTS)
 # Names of the arrays: needed and optional ones.
 GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_feat", *SPLIT)
 COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "graph_label", *SPLIT)
+TEXT = (".txt", ".csv", ".tsv", ".txt.gz", ".csv.gz", ".tsv.gz")
+ID = re.compile(r"\s*[+-]?\d{1,18}(\.0*)?\s*")
+SPLIT_WORDS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
+LARGE_TEXT = 2**26  # bytes on disk, whose reading is announced
 MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
-# Errors of NumPy, SciPy, pandas and the archives for damaged content.
-DAMAGED = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError)
-DAMAGED += (NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -70,15 +77,19 @@ def read_graph(path: str | Path, selection: Selection, mapped: Path | None = Non
     path = Path(path)
     if not path.exists():
         raise DatasetMissingError(f"{path}: no such file; correct the path, or put the graph there")
+    if not path.is_file():  # a pipe may never end
+        raise ValueError(f"{path}: cannot be read: a folder, a pipe or a device; a graph file is needed")
     name = path.name.lower()
     if name.endswith(".npz"):
         raw = _read_npz(path, selection, mapped)
     elif name.endswith(".mtx"):
         raw = _of_matrix(path, _reading(path, _read_mtx))
-    elif name.endswith((".txt", ".txt.gz", ".csv")):
-        raw = _ranked(path, read_pairs(path))
+    elif ending := _text_ending(path):
+        tables = (path.with_name(path.name[: -len(ending)] + f".nodes{other}") for other in TEXT)
+        table = next((one for one in tables if one.is_file()), None)
+        raw = _with_table(path, table, read_pairs(path)) if table else _ranked(path, read_pairs(path))
     else:
-        raise ValueError(f"{path}: unknown format; allowed endings are .npz, .mtx, .txt, .txt.gz, .csv")
+        raise ValueError(f"{path}: unknown format; allowed endings are .npz, .mtx, {', '.join(TEXT)}")
     why = f"{path} holds {'one graph' if raw.graph_sizes is None else 'no splits'}"
     if wrong := refusal(selection, {"order": raw.graph_sizes is not None}, why):
         raise ValueError(wrong)
@@ -104,32 +115,110 @@ def _reading(path: Path, read: Callable[[Path], Any]) -> Any:
         return read(path)
     except MemoryError as error:
         raise MemoryError(f"{path}: {error}") from error
-    except DAMAGED as error:
+    except Exception as error:  # NumPy, SciPy, pandas and the archives raise nearly any for damaged content
         raise ValueError(
             f"{path}: cannot be read ({str(error)[:500]}); correct it, or fetch or write it again"
         ) from error
 
 
+def _text_ending(path: Path) -> str | None:
+    return next((ending for ending in TEXT if path.name.lower().endswith(ending)), None)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of the lines with content, without comments."""
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if content := line.partition("#")[0].strip(" \r\n"):
+                yield number, content
+
+
+def _form(path: Path) -> tuple[str, bool]:
+    """Separator of the columns, and whether the first line is a header, which has no number in its first two."""
+    _, first = next(_lines(path), (0, ""))
+    separator = next((one for one in ";,\t" if one in first), r"\s+")
+    if separator == "\t" and path.name.lower().endswith((".txt", ".txt.gz")):
+        separator = r"\s+"
+    return separator, not any(ID.fullmatch(cell) for cell in _cells(first, separator)[:2])
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    return line.split() if separator == r"\s+" else next(csv.reader([line], delimiter=separator))
+
+
 def _read_columns(path: Path) -> np.ndarray:
     import pandas as pd
 
-    options = {"sep": r"\s+", "comment": "#", "header": None}
-    if path.name.lower().endswith(".csv"):
-        first = pd.read_csv(path, header=None, nrows=1, encoding="utf-8-sig", usecols=[0, 1])
-        is_header = pd.to_numeric(first.iloc[0], errors="coerce").isna().all()
-        options = {"sep": ",", "header": 0 if is_header else None}
-    options |= {"usecols": [0, 1], "engine": "c"}
+    if (size := path.stat().st_size) > LARGE_TEXT:
+        logger.info("%s: reading %.1f GB of text", path, size / 1e9)
+    separator, has_header = _form(path)
+    options = {"sep": separator, "comment": "#", "header": 0 if has_header else None, "encoding": "utf-8-sig"}
     try:
-        return pd.read_csv(path, dtype=np.int64, **options).to_numpy()
+        pairs = pd.read_csv(path, usecols=[0, 1], engine="c", low_memory=False, **options)
+        if all(dtype == np.int64 for dtype in pairs.dtypes):
+            return pairs.to_numpy()
     except ValueError:
-        cells = pd.read_csv(path, dtype=str, **options)  # an error of its own, if that is no edge list at all
-        wrong = cells[~cells.apply(lambda ids: ids.str.fullmatch(r"\s*[+-]?\d+\s*", na=False)).all(axis=1)]
-        if wrong.empty:
-            raise
-        raise ValueError(
-            f"edge {wrong.index[0]} is {', '.join(map(str, wrong.iloc[0]))}; node ids must be integers of 0 and above: "
-            "number names first, for example with pandas.factorize, and keep their table"
-        ) from None
+        _check_lines(path, separator, has_header)
+        raise
+    _check_lines(path, separator, has_header)
+    return pairs.to_numpy().astype(np.int64)  # such as 1.0
+
+
+def _check_lines(path: Path, separator: str, has_header: bool) -> None:
+    """Raise a ValueError that names the first line without two ids."""
+    for number, line in islice(_lines(path), int(has_header), None):
+        ids = _cells(line, separator)[:2]
+        if len(ids) < 2 or not all(ID.fullmatch(cell) for cell in ids):
+            raise ValueError(
+                f"line {number} is {line[:100]!r}; two node ids are needed, integers of 0 and above: number names "
+                "first, for example with pandas.factorize, and keep their table"
+            )
+
+
+def _with_table(path: Path, table: Path, pairs: np.ndarray) -> RawGraph:
+    """The graph of edges and of the nodes in a table, with their features, labels and split."""
+    import pandas as pd
+
+    def refuse(wrong: np.ndarray, column: str, allowed: str) -> None:
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            value = nodes[column].iloc[row]
+            found = "empty" if pd.isna(value) else repr(str(value))
+            raise ValueError(f"{table}, line {nodes.index[row] + 2}: {column} is {found}; {allowed}")
+
+    logger.info("%s: the nodes are those of %s", path, table)
+    types = dict.fromkeys(("id", "label", "split"), str)
+    options = {"sep": _form(table)[0], "skip_blank_lines": False, "skipinitialspace": True, "encoding": "utf-8-sig"}
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # more cells than the header has
+        nodes = _reading(table, partial(pd.read_csv, dtype=types, index_col=False, **options)).dropna(how="all")
+    if "id" not in nodes or nodes.empty:
+        found = f"{len(nodes)} nodes with the columns {', '.join(map(str, nodes))}"
+        raise ValueError(f"{table}: holds {found}; a header with id, label, split or features, and nodes are needed")
+    refuse(~nodes["id"].str.fullmatch(r"\s*\d{1,18}\s*", na=False), "id", "an integer of 0 or above is needed")
+    nodes["id"] = nodes["id"].astype(np.int64)
+    refuse(nodes["id"].duplicated(), "id", "and so is that of an earlier line")
+    ids = np.sort(nodes["id"])
+    place = np.searchsorted(ids, pairs).clip(max=ids.size - 1)
+    if (lacking := pairs[ids[place] != pairs]).size:
+        raise ValueError(f"{path}: an edge has the node id {lacking[0]}, which {table} lacks; add the node there")
+    ndata, splits = {"id": ids} if ids[-1] != ids.size - 1 else {}, None
+    order = np.argsort(nodes["id"])
+    if "label" in nodes:
+        label = nodes["label"].fillna("-1").str.strip()
+        refuse(~label.str.fullmatch(r"-1|\d{1,6}"), "label", f"classes from 0 to {MAX_CLASSES - 1} are allowed")
+        ndata["label"] = label.to_numpy(np.int64)[order]
+    if "split" in nodes:
+        part = nodes["split"].str.strip().map(SPLIT_WORDS)
+        refuse(nodes["split"].notna() & part.isna(), "split", f"allowed are {', '.join(SPLIT_WORDS)}, or nothing")
+        splits = {one: np.flatnonzero((part == one).to_numpy()[order]) for one in PARTS}
+    if names := [name for name in nodes if name not in types]:
+        numbers = nodes[names].apply(pd.to_numeric, errors="coerce").to_numpy(np.float32)
+        for name, column in zip(names, numbers.T, strict=True):
+            refuse(~np.isfinite(column), name, "a feature is a finite number")
+        ndata["feat"] = numbers[order]
+    row, col = np.ascontiguousarray(place.T, dtype=np.int64)
+    return checked_graph(path, row, col, ids.size, ndata=ndata, splits=splits)
 
 
 def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
@@ -153,6 +242,10 @@ def _read_mtx(path: Path) -> Any:
 def _read_scipy(path: Path) -> Any:
     import scipy.sparse
 
+    with np.load(path, allow_pickle=False) as archive:
+        for name in ("row", "col", "coords", "indices", "indptr", "offsets"):
+            if name in archive.files and archive[name].dtype.kind not in "iu":  # SciPy would cut them off
+                raise ValueError(f"{name} has dtype {archive[name].dtype}; integers are needed")
     matrix = scipy.sparse.load_npz(path)
     if matrix.format in ("csr", "csc", "bsr"):
         matrix.check_format(full_check=True)  # conversions trust the arrays
@@ -198,7 +291,10 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
     def read(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as archive:
             require_memory(str(path), sum(archive.zip.getinfo(f"{name}.npy").file_size for name in names))
-            return {name: archive[name] for name in names}
+            arrays = {name: archive[name] for name in names}
+            if wrong := [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]:
+                raise ValueError(f"{wrong[0]} is no array")
+            return arrays
 
     arrays = dict(_reading(path, read))
     for name in arrays.keys() - {"feat", "edge_feat", "graph_label"}:
@@ -206,7 +302,7 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
         if values.ndim != (name != "num_nodes") or values.dtype.kind not in "iu":
             wanted = "one integer is" if name == "num_nodes" else "1-D integers are"
             raise ValueError(f"{path}: {name} has shape {values.shape}, dtype {values.dtype}; {wanted} needed")
-        arrays[name] = values.astype(np.int64)
+        arrays[name] = as_integers(f"{path}: {name}", values)
     return arrays
 
 
@@ -304,16 +400,9 @@ def _split(path: Path, arrays: Arrays, count: int) -> dict[str, np.ndarray] | No
         raise ValueError(
             f"{path}: a split needs train_ids, valid_ids and test_ids (which may be empty); {missing[0]} is missing"
         )
-    together = np.sort(np.concatenate([arrays[name] for name in SPLIT]))
-    outside = together[(together < 0) | (together >= count)]
-    if outside.size:
-        raise ValueError(f"{path}: train_ids, valid_ids or test_ids hold {outside[0]}; allowed are 0 to {count - 1}")
-    repeated = together[1:][together[1:] == together[:-1]]
-    if repeated.size:
-        raise ValueError(
-            f"{path}: train_ids, valid_ids and test_ids hold {repeated[0]} twice; each id may be in one part"
-        )
-    return {part: np.sort(arrays[name]) for part, name in zip(PARTS, SPLIT, strict=True)}
+    splits = {part: arrays[name] for part, name in zip(PARTS, SPLIT, strict=True)}
+    check_splits(path, splits, count, "{}_ids")
+    return {part: np.sort(ids) for part, ids in splits.items()}
 
 
 def checked_graph(place: Path, row: np.ndarray, col: np.ndarray, num_nodes: int, **contents: Any) -> RawGraph:

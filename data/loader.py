@@ -15,12 +15,15 @@ from data.features import (
     check_classes,
     check_codes,
     check_finite,
+    check_kind,
+    check_splits,
     check_targets,
     random_features,
     require_feature_memory,
 )
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
+from data.memory import fits
 from data.random_walk import random_walk_encoding
 from data.registry import Dataset, info, registry
 from data.selection import Order, Selection, Split, refusal
@@ -145,6 +148,7 @@ def find_graph(
             raise ValueError(f"batch_size: got None (all graphs); the surrogate of {name} needs a number")
         return "synthetic", _surrogate(entry, root, selection, features)
     if entry.official.is_present(root):
+        entry.official.verify(root)
         return "official", entry.official.load(root, selection)
     if source == "auto" and local.is_file():
         return "file", read_graph(local, selection, mapped)
@@ -201,18 +205,25 @@ def _finish(
     cardinalities = entry.feature_cardinalities if entry else None
     feature_dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
     if original:
-        feature_dim = raw.ndata["feat"].shape[1]
-        cardinalities = cardinalities if raw.ndata["feat"].dtype.kind == "i" else None
+        feat, owner = raw.ndata["feat"], f"{name} ({raw.origin})"
+        if source == "official":
+            check_kind(owner, "node features", feat, cardinalities)
+        feature_dim, cardinalities = feat.shape[1], cardinalities if feat.dtype.kind == "i" else None
         if cardinalities:
-            check_codes(f"{name} ({raw.origin})", "node features", raw.ndata["feat"], cardinalities)
-        elif source == "official" and not isinstance(raw.ndata["feat"], np.memmap):  # larger than memory, maybe
-            check_finite(f"{name} ({raw.origin})", "feat", raw.ndata["feat"])
+            check_codes(owner, "node features", feat, cardinalities)
+        elif source == "official" and (not isinstance(feat, np.memmap) or (features and fits(feat.nbytes))):
+            check_finite(owner, "feat", feat)  # of a mapped file, which this reads, only where memory keeps it
     elif features:
         require_feature_memory(raw.origin, raw.num_nodes, feature_dim, cardinalities)
     if entry and "label" in raw.ndata and raw.ndata["label"].ndim == 1:
         check_classes(f"{name} ({raw.origin})", raw.ndata["label"], entry.num_classes)
     if entry and entry.task == "graph" and raw.graph_labels is not None:
         check_targets(f"{name} ({raw.origin})", raw.graph_labels, entry.num_classes, entry.metric)
+
+    if raw.splits is not None:
+        of_nodes = raw.graph_sizes is None or (entry and entry.task == "node")
+        rows = raw.num_nodes if of_nodes else len(raw.graph_sizes)
+        check_splits(f"{name} ({raw.origin})", raw.splits, rows)
 
     csr = to_csr(raw if edge_features else replace(raw, edata={}))  # unread features need not be sorted
     if features and csr.num_keys is not None:
@@ -224,9 +235,14 @@ def _finish(
         listed = csr.col.size + csr.removed
         logger.info("%s: %d edges are listed, %d of them different: each counts once", name, listed, csr.col.size)
 
-    if source == "official" and entry.num_graphs is None and csr.num_nodes != entry.num_nodes:
-        text = "%s: %s holds %s nodes, and %s are published: another version, or incomplete"
-        logger.warning(text, name, csr.origin, f"{csr.num_nodes:,}", f"{entry.num_nodes:,}")
+    if source == "official":
+        found = {"feature columns": (feature_dim, entry.feature_dim)}
+        if entry.num_graphs is None:
+            found["nodes"] = csr.num_nodes, entry.num_nodes
+        for what, (here, published) in found.items():
+            if here != published:
+                text = "%s: %s holds %s %s, and %s are published: another version, or incomplete"
+                logger.warning(text, name, csr.origin, f"{here:,}", what, f"{published:,}")
 
     ndata = dict(csr.ndata)
     if not original and features:
@@ -238,7 +254,7 @@ def _finish(
     node_data = {key: to_tensor(values) for key, values in ndata.items()}
     edge_data, about_edges = {}, {}
     if edge_features:
-        values, about_edges = _edge_features(name, entry, csr, seed)
+        values, about_edges = _edge_features(name, entry, source, csr, seed)
         edge_data["feat"] = to_tensor(values)
 
     if entry:
@@ -285,10 +301,14 @@ def _finish(
     )
 
 
-def _edge_features(name: str, entry: Dataset | None, csr: CsrGraph, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+def _edge_features(
+    name: str, entry: Dataset | None, source: Source, csr: CsrGraph, seed: int
+) -> tuple[np.ndarray, dict[str, Any]]:
     """[nnz, F] float32 or [nnz, C] int64, and their fields of `GraphMeta`."""
     values, cardinalities = csr.edata.get("feat"), entry.edge_feature_cardinalities if entry else None
     kind = "random" if values is None else "original"
+    if values is not None and source == "official":
+        check_kind(f"{name} ({csr.origin})", "edge features", values, cardinalities)
     if values is None:
         if entry is None or not entry.edge_feature_dim:
             having = ", ".join(one.name for one in registry().values() if one.edge_feature_dim)

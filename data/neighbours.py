@@ -35,8 +35,9 @@ class NeighbourSampler:
     """
 
     def __init__(self, indptr: np.ndarray, col: np.ndarray, fan_out: Sequence[int]) -> None:
-        self._indptr, self._col, self._fan_out = indptr, col, fan_out
-        num_nodes = indptr.size - 1
+        num_nodes, most = indptr.size - 1, int(np.diff(indptr).max(initial=1))
+        self._indptr, self._col = indptr, col
+        self._fan_out = [min(one, most) for one in fan_out]  # all edges of a node take no draws
         row = np.repeat(np.arange(num_nodes, dtype=col.dtype), np.diff(indptr))
         loops = np.flatnonzero(row == col)
         self._loop = np.full(num_nodes, -1)  # edge from a node to itself

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from data.features import check_splits
+
 Order = Literal["dataset", "random"]
 Split = Literal["train", "val", "test"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -87,8 +89,9 @@ class Selection:
             [batch_size] int64 ids of graphs of the split, of the collection without one; the number of graphs there.
 
         Raises:
-            ValueError: there are fewer graphs.
+            ValueError: there are fewer graphs, or the splits hold other numbers, or one twice.
         """
+        check_splits(place, splits, count)
         graphs = np.arange(count)
         if self.split:
             graphs, place = splits[PART_OF[self.split]], f"{place}, {self.split}"

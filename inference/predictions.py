@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bench.places import check_folder
+from bench.places import check_place
 from data import LoadedGraph
 from data.atomic import replacing
 from training.metrics import OF_TARGETS
@@ -24,13 +24,17 @@ class Form(StrEnum):
     LOGITS, SOFTMAX, CLASSES = "logits", "softmax", "classes"
 
 
-def check_predictions_path(path: Path, forms: Sequence[Form] = (Form.LOGITS,)) -> None:
-    """Raise a ValueError if predictions in these forms cannot be saved as `path`."""
+def check_predictions_path(
+    path: Path, forms: Sequence[Form] = (Form.LOGITS,), inputs: Sequence[str | Path | None] = ()
+) -> None:
+    """Raise a ValueError if predictions in these forms cannot be saved as `path`, or would replace an input."""
     if path.suffix not in SUFFIXES or path.is_dir():
         raise ValueError(f"--output {path}: a file with the suffix {', '.join(SUFFIXES)} is needed")
     if path.suffix in (".npy", ".pt") and len(forms) > 1:
         raise ValueError(f"--output {path}: holds one of {', '.join(forms)}; use .npz or .csv, or one --save")
-    check_folder("--output", path.parent)
+    check_place("--output", path)
+    if path.exists() and any(one and Path(one).exists() and path.samefile(one) for one in inputs):
+        raise ValueError(f"--output {path}: is an input of this run, which it would replace; name another file")
 
 
 def check_forms(forms: Sequence[Form], rows: LoadedGraph) -> None:
@@ -46,10 +50,10 @@ def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph, forms: Seque
     """Save outputs of all rows: logits [rows, classes] float32 (of regression the predictions, in the unit of the
     targets), their softmax, or the largest one's class [rows] int64.
 
-    .npy, .pt: the array. .npz: an array of each form; "labels" of the rows, where known; of a single graph "node_ids"
-    [N], as its file has them, and "splits" [N], "" for a node in none; of a collection "graph_ids" [G], the graphs'
-    numbers in it, and for outputs of nodes "node_counts" [G], the rows of each graph. .csv: the same by columns, a line
-    for each row; nodes of a collection are numbered in their graph.
+    .npy, .pt: the array. .npz: an array of each form; "labels" of the rows and the part of the "split", where known; of
+    a single graph "node_ids" [N], as its file has them; of a collection "graph_ids" [G], the graphs' numbers in it, and
+    for outputs of nodes "node_counts" [G], the rows of each graph. .csv: the same by columns, a line for each row;
+    nodes of a collection are numbered in their graph.
     """
     make = {
         Form.LOGITS: lambda: logits,
@@ -71,16 +75,16 @@ def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph, forms: Seque
 
 
 def _about(rows: LoadedGraph, count: int) -> dict[str, np.ndarray]:
-    """Ids and labels of the predicted rows."""
+    """Ids, labels and parts of the split of the predicted rows."""
     arrays = {} if rows.labels is None else {"labels": rows.labels.numpy()}
+    if rows.splits is not None:
+        arrays["split"] = np.full(count, "", dtype="U5")
+        for part, ids in rows.splits.items():
+            arrays["split"][ids.numpy()] = part
     if rows.metric == "accuracy":
         arrays["labels"] = arrays["labels"].reshape(-1).astype(np.int64)  # classes of graphs are kept as float32
     if rows.meta.task == "node" and rows.meta.num_graphs == 1 and rows.graph_ids is None:
         own = rows.node_data.get("id")
-        if rows.splits is not None:
-            arrays["splits"] = np.full(count, "", "U5")
-            for name, ids in rows.splits.items():
-                arrays["splits"][ids.numpy()] = name
         return arrays | {"node_ids": np.arange(count) if own is None else own.numpy()}
     arrays["graph_ids"] = np.arange(rows.meta.num_graphs) if rows.graph_ids is None else rows.graph_ids.numpy()
     if rows.meta.task == "node":
@@ -89,7 +93,7 @@ def _about(rows: LoadedGraph, count: int) -> dict[str, np.ndarray]:
 
 
 def _table(found: dict[str, np.ndarray], about: dict[str, np.ndarray], output: str) -> pd.DataFrame:
-    """Columns "node", "graph" or both, then "label", "class", "softmax_0", ..., and `output` with "_0", ..."""
+    """Columns "node", "graph" or both, then "split", "label", "class", "softmax_0", ..., `output` with "_0", ..."""
     columns: dict[str, np.ndarray] = {}
     graphs, counts = about.get("graph_ids"), about.get("node_counts")
     if graphs is not None:
@@ -98,7 +102,7 @@ def _table(found: dict[str, np.ndarray], about: dict[str, np.ndarray], output: s
         columns["node"] = np.concatenate([np.arange(count) for count in counts])
     if "node_ids" in about:
         columns["node"] = about["node_ids"]
-    singular = {"splits": "split", "labels": "label", "classes": "class", "softmax": "softmax", "logits": output}
+    singular = {"split": "split", "labels": "label", "classes": "class", "softmax": "softmax", "logits": output}
     for form, name in singular.items():
         values = found.get(form, about.get(form))
         if values is None:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from models.torch_files import read_torch_file
@@ -21,7 +22,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
     """Copy a state dict from `path` into `model`, converted to the model's device and dtype.
 
     Raises:
-        CheckpointError: nothing was copied; the text lists missing and unknown tensors and other shapes.
+        CheckpointError: nothing was copied; the text lists missing and unknown tensors, and other shapes and types.
     """
     weights = _read(Path(path))
     expected = model.state_dict()
@@ -30,6 +31,11 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
             f"{name} {list(weights[name].shape)}, the model has {list(tensor.shape)}"
             for name, tensor in expected.items()
             if name in weights and weights[name].shape != tensor.shape
+        ],
+        "of another type": [
+            f"{name} {weights[name].dtype}, {weights[name].layout}, the model has {tensor.dtype}"
+            for name, tensor in expected.items()
+            if name in weights and not _can_become(weights[name], tensor)
         ],
         "missing": [f"{name} {list(tensor.shape)}" for name, tensor in expected.items() if name not in weights],
         "unknown": [name for name in weights if name not in expected],
@@ -43,6 +49,14 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
                 lines.append(f"  {kind}: {len(found) - _SHOWN} more")
         raise CheckpointError("\n".join(lines))
     model.load_state_dict(weights)
+
+
+def _can_become(found: Tensor, wanted: Tensor) -> bool:
+    """Whether a tensor has numbers of the wanted kind: floats in any precision, or integers."""
+    is_float = found.dtype.is_floating_point == wanted.dtype.is_floating_point
+    return (
+        is_float and found.layout == torch.strided and not (found.is_meta or found.is_quantized or found.is_complex())
+    )
 
 
 def safetensors_bytes(weights: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:

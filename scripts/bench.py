@@ -9,9 +9,11 @@ sources are not measured again. Exit status: 0; 1 if an output was wrong or a ca
 loaded, and the others were measured; 2 if anything else stopped the run.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import typer
 

@@ -11,11 +11,13 @@ surrogate misses its targets; 2 for any other error.
 
 import os
 import resource
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import torch
 import typer

@@ -7,9 +7,11 @@ each atom the neighbourhoods of radius 0, 1 and 2 set one of 2,048 bits each. Th
 CPU. Prints a line a seed, which --output also appends to a CSV. Exit status: 0; 2 for any error.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import numpy as np
 import pandas as pd

@@ -9,10 +9,12 @@ error; 130 after Ctrl-C.
 """
 
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import torch
 import typer
@@ -57,7 +59,7 @@ def flag(name: str, text: str) -> typer.models.OptionInfo:
 
 @app.command()
 def main(
-    config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/infer/cora.yaml.")],
+    config: Annotated[Path, typer.Option(readable=False, help="YAML configuration, such as configs/infer/cora.yaml.")],
     overrides: cli.Overrides = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights (model.checkpoint): of scripts/train.py, or a saved state dict.")
@@ -69,10 +71,8 @@ def main(
         Path | None,
         typer.Option(help="File of the predictions: .csv and .npz with the ids of nodes or graphs, .npy, .pt."),
     ] = None,
-    save: Annotated[
-        list[Form] | None, typer.Option(help="Its content, by default the logits; one form, or several.")
-    ] = None,
-    more: Annotated[list[Form] | None, typer.Argument(metavar="[--save FORM FORM ...]", hidden=True)] = None,
+    save: Annotated[list[Form] | None, typer.Option(help="Its content, by default the logits; one or several.")] = None,
+    more: Annotated[list[Form] | None, typer.Argument(hidden=True)] = None,
     results: Annotated[Path, typer.Option(help="CSV that the measured values are appended to.")] = DEFAULT_RESULTS,
 ) -> None:
     """Run the Graph Transformer on a graph, or all batches of a collection, and report the time of its parts."""
@@ -87,12 +87,14 @@ def main(
         statuses={DatasetMissingError: NOT_LOADED},
     ):
         if more and not save:
-            raise ValueError(f"{' '.join(more)}: which option is it of? --save {more[0]} saves that form")
-        forms = (*dict.fromkeys([*(save or [Form.LOGITS]), *(more or [])]),)
+            raise ValueError(f"{' '.join(more)}: belongs after --save")
+        forms = (*dict.fromkeys([*save, *(more or [])] if save else [Form.LOGITS]),)
         request = Request(config, load_config(config, overrides), verify, exact, profile, output, forms, results)
         check_results_file(results)
         if output:
-            check_predictions_path(output, forms)
+            graph = request.config.data
+            inputs = [config, graph.path or Path(graph.root, f"{graph.name}.npz"), request.config.model.checkpoint]
+            check_predictions_path(output, forms, inputs)
         elif save:
             raise ValueError(f"--save {save[0]}: needs --output with a file, such as --output predictions.csv")
         if profile and is_launched():

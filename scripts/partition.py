@@ -8,9 +8,11 @@ default, datasets/parts/NAME-METHOD-PARTS-HASH, is where infer.py and train.py l
 finished partition is left as it is. Exit status: 0; 2 for any error; 130 after Ctrl-C.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import typer
 from rich.table import Table

@@ -9,9 +9,11 @@ results/local/figures: `scripts/report.py` alone writes the ones in git. Exit st
 draw or a CSV could not be read.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import typer
 from rich.text import Text

@@ -14,11 +14,13 @@ within the limit; 2 if there is no GPU or nothing to compare with, or if anythin
 
 import math
 import statistics
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import torch
 import typer

@@ -8,9 +8,11 @@ report/tables.yaml are printed. Exit status: 0, 1 if a file differs, 2 if a CSV 
 """
 
 import io
+import sys
 from pathlib import Path
 from typing import Annotated
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import numpy as np
 import typer

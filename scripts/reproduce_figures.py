@@ -23,6 +23,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import pandas as pd
 import torch

@@ -10,9 +10,11 @@ Exit status: 0; 1 if memory grew or a case failed; 2 if anything else stopped th
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import typer
 from rich.table import Table

@@ -12,6 +12,7 @@ missing and cannot be downloaded; 2 for any other error; 130 after Ctrl-C, with 
 import re
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import typer
 from rich.table import Table
@@ -53,7 +55,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    config: Annotated[Path, typer.Option(help="YAML configuration, such as configs/train/cora.yaml.")],
+    config: Annotated[Path, typer.Option(readable=False, help="YAML configuration, such as configs/train/cora.yaml.")],
     overrides: cli.Overrides = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of the run; default runs/CONFIG[-DATASET][-KEY=VALUE ...].")

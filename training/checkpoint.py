@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +98,32 @@ def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best, int, 
 def _restore(state: dict[str, Any], step: Step, epochs: int) -> tuple[Best, int, bool]:
     done, finished, best = state["epoch"], state["finished"], Best(**state["best"])
     values = done, finished, best.epoch, best.metric, best.loss
-    if [*map(type, values)] != [int, bool, int, float, float] or not 1 <= best.epoch <= done <= epochs:
+    are_numbers = [*map(type, values)] == [int, bool, int, float, float] and isfinite(best.metric + best.loss)
+    if not are_numbers or not 1 <= best.epoch <= done <= epochs:
         raise ValueError(f"epoch, finished, best epoch, metric and loss are {values}")
+    dropout_seeds, optimiser = getattr(step.model, "dropout_seeds", None), step.optimiser.state_dict()
+    expected = {
+        "model": step.model.state_dict(),
+        "average": step.averages.model.state_dict() if step.averages else None,
+        "dropout_seeds": dropout_seeds,
+        "scaler": step.scaler.state_dict(),
+        "random": torch.get_rng_state(),
+    }
+    for key, value in expected.items():
+        _check(key, state[key], value)
+    _check("weights", best.weights, expected["model"])
+    _check("groups", [*state["optimiser"]["param_groups"]], optimiser["param_groups"])
+    pieces = [piece for group in step.optimiser.param_groups for piece in group["params"]]
+    for nth, moments in state["optimiser"]["state"].items():
+        for key, moment in moments.items():
+            if isinstance(moment, Tensor) and moment.dim():
+                _check(key, moment, pieces[nth].detach())
     best.weights = {name: tensor.to(step.device) for name, tensor in best.weights.items()}
-    step.model.load_state_dict(best.weights)  # an error, if they are of another model
     step.model.load_state_dict(state["model"])
     if step.averages:
         step.averages.model.load_state_dict(state["average"])
-    if state["dropout_seeds"] is not None:
-        step.model.dropout_seeds.copy_(state["dropout_seeds"])
+    if dropout_seeds is not None:
+        dropout_seeds.copy_(state["dropout_seeds"])
     rates = [group["lr"] for group in step.optimiser.param_groups]
     step.optimiser.load_state_dict(state["optimiser"])
     for group, rate in zip(step.optimiser.param_groups, rates, strict=True):
@@ -115,3 +133,19 @@ def _restore(state: dict[str, Any], step: Step, epochs: int) -> tuple[Best, int,
     if state["random_gpu"] is not None:
         torch.cuda.set_rng_state(state["random_gpu"], step.device)
     return best, done, finished
+
+
+def _check(name: str, found: Any, expected: Any) -> None:
+    """Raise a ValueError unless a value has the keys, types and shapes of the expected one."""
+    if isinstance(found, Tensor) and isinstance(expected, Tensor):
+        same = all(getattr(found, key) == getattr(expected, key) for key in ("shape", "dtype", "layout"))
+    elif isinstance(found, dict) and isinstance(expected, dict):
+        same = found.keys() == expected.keys()
+        for key in expected if same else ():
+            _check(key, found[key], expected[key])
+    else:
+        same = type(found) is type(expected) and (not isinstance(found, list) or len(found) == len(expected))
+        for one, other in zip(found, expected, strict=True) if same and isinstance(found, list) else ():
+            _check(name, one, other)
+    if not same:
+        raise ValueError(f"{name} is {str(found)[:100]}")

@@ -80,6 +80,16 @@ class TrainingLog:
             self._board.close()
 
 
+def is_log(path: Path) -> bool:
+    """Whether a file, if there is one, has the header of a log, or its beginning."""
+    if not path.is_file():
+        return not path.exists()
+    with path.open("rb") as file:
+        header = ",".join(COLUMNS).encode()
+        first = file.readline(len(header) + 2).rstrip(b"\r\n")
+    return header.startswith(first)
+
+
 def _rows(path: Path, done: int) -> list[EpochRecord]:
     """Rows of the epochs up to `done`, of which the first may be missing.
 

@@ -23,7 +23,7 @@ from models.fast import training_forward, training_path
 from training.captured_graphs import CapturedGraphs
 from training.checkpoint import Best, identity, load_state, save_state
 from training.errors import TrainingError
-from training.log import EpochRecord, TrainingLog
+from training.log import LOG, EpochRecord, TrainingLog, is_log
 from training.losses import loss_for
 from training.metrics import score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
@@ -88,7 +88,7 @@ class Trainer:
         result: result of the run; None until `run` ends, and after a stop.
 
     Raises:
-        TrainingError: the folder holds a run and `resume` is False, or it holds another run.
+        TrainingError: the folder holds a run and `resume` is False, or another run, or files of the user's.
         ValueError: the data set, backend or device cannot train this model.
     """
 
@@ -108,6 +108,11 @@ class Trainer:
         self._found = _stamp(state)
         if self._found and not resume:
             raise TrainingError(f"{folder}: holds a run; --resume continues it, --output names another folder")
+        if not self._found and (others := _of_others(folder)):
+            raise TrainingError(
+                f"{folder}: holds {', '.join(others)} and no {LAST}, the state of a run; they would be replaced: move "
+                "them away, or name another folder (--output)"
+            )
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
         self.device = device or resolve_device(config.runtime.device)
         self.precision = resolve_precision(config.training.precision, self.device)
@@ -187,12 +192,13 @@ class Trainer:
             self.finished = self._is_over()
             if log:
                 log.add(record)
-                if self.finished or self._is_stopped() or time.monotonic() - saved >= training.checkpoint_seconds:
-                    log.flush()
-                    self._save()
+                if self.finished or time.monotonic() - saved >= training.checkpoint_seconds:
+                    self._save(log)
                     saved = time.monotonic()
             yield record
-            if self._is_stopped():
+            if self._is_stopped():  # maybe only since the record was made
+                if log and self.kept < self.done:
+                    self._save(log)
                 return
 
     def _is_stopped(self) -> bool:
@@ -240,7 +246,8 @@ class Trainer:
             f"{training.clip_norm}){higher}; are all features of the data finite? {kept}"
         )
 
-    def _save(self) -> None:
+    def _save(self, log: TrainingLog) -> None:
+        log.flush()
         save_state(self.folder / LAST, self.step, self.best, self.done, self.finished, self.identity)
         self.kept = self.done
         self._export(None)
@@ -318,6 +325,12 @@ class Trainer:
 
     def _room(self, size: BatchSize, backward: bool) -> Room:
         return room_for_training(size, self.config, self.device, self.precision, backward)
+
+
+def _of_others(folder: Path) -> list[str]:
+    """Files that a new run would replace, but the log of a run that ended before its first state."""
+    found = [name for name in (BEST, Path(BEST).with_suffix(".json").name) if (folder / name).exists()]
+    return found + [LOG] * (not is_log(folder / LOG))
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

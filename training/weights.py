@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
 from configs import Config
@@ -56,6 +56,8 @@ class TrainedWeights:
     config: dict[str, Any]
     torch: str = torch.__version__
     unit: str = ""
+
+    __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)  # when it is read
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], about: TrainedWeights) -> None:

@@ -1,6 +1,7 @@
 """Base class of the official sources."""
 
 import contextlib
+import hashlib
 import io
 import logging
 import warnings
@@ -51,6 +52,19 @@ class OfficialSource(ABC):
 
     def is_present(self, root: Path) -> bool:
         return all(remote.target.exists() for remote in self.files(root))
+
+    def verify(self, root: Path) -> None:
+        """Raise a ValueError if a file has another hash than the published one, as far as that is known."""
+        for remote in self.files(root):
+            if remote.known_hash and not remote.member:  # else the hash is that of the archive
+                kind, _, known = remote.known_hash.partition(":")
+                with remote.target.open("rb") as file:
+                    found = hashlib.file_digest(file, kind).hexdigest()
+                if found != known:
+                    raise ValueError(
+                        f"{remote.target}: its {kind} is {found}, and that of the published file {known}: damaged, or "
+                        "another version; move it away and load again to download it"
+                    )
 
     def fetch(self, root: Path) -> None:
         """Download the missing files.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.features import as_integers
 from data.files import checked_graph
 from data.graph import RawGraph
 from data.selection import Selection
@@ -30,7 +31,7 @@ class Elliptic(OfficialSource):
         with reading(folder):
             # Columns: transaction id, time step, features.
             table = pd.read_csv(folder / FEATURES, header=None).sort_values(0)
-            ids, feat = table[0].to_numpy(np.int64), table.iloc[:, 2:].to_numpy(np.float32)
+            ids, feat = as_integers("a transaction id", table[0].to_numpy()), table.iloc[:, 2:].to_numpy(np.float32)
             pairs = pd.read_csv(folder / EDGES)[["txId1", "txId2"]]
             row, col = (pd.Index(ids).get_indexer(pairs[end]).astype(np.int64) for end in pairs)  # -1 for unknown
             classes = pd.read_csv(folder / CLASSES, index_col="txId", dtype={"class": str})["class"]

@@ -9,6 +9,7 @@ import numpy as np
 
 from data.download import fetch
 from data.errors import DatasetMissingError
+from data.features import as_integers
 from data.files import checked_graph
 from data.graph import PARTS, RawGraph
 from data.mapped_arrays import map_floats, map_npz_array
@@ -137,4 +138,4 @@ class Papers100M(LargeGraph):
 
 def _classes(label: np.ndarray) -> np.ndarray:
     """[N] int64, -1 for NaN."""
-    return np.where(np.isnan(label), -1, label).astype(np.int64).reshape(-1)
+    return as_integers("the label", np.where(np.isnan(label), -1, label)).reshape(-1)

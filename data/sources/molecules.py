@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from data.atomic import made_once
+from data.features import as_integers
 from data.graph import PARTS, RawGraph
 from data.packed import join_graphs, rows_of
 from data.selection import Selection, renumbered
@@ -70,8 +71,9 @@ class SmilesTable(OfficialSource):
         with reading(kept):
             with np.load(kept, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
-            sizes, counts = (arrays[name].astype(np.int64) for name in ("node_counts", "edge_counts"))
-            splits = {part: arrays[f"{part}_ids"].astype(np.int64) for part in PARTS}
+            arrays |= {name: as_integers(name, values) for name, values in arrays.items() if name != "graph_label"}
+            sizes, counts = (arrays[name] for name in ("node_counts", "edge_counts"))
+            splits = {part: arrays[f"{part}_ids"] for part in PARTS}
             rows = {"feat": sizes.sum(), "graph_label": sizes.size}
             rows |= dict.fromkeys(("edge_feat", "u", "v"), counts.sum())
             if wrong := [name for name, count in rows.items() if len(arrays[name]) != count]:
@@ -82,9 +84,9 @@ class SmilesTable(OfficialSource):
             return join_graphs(
                 sizes[picked],
                 counts[picked],
-                np.stack([arrays["u"], arrays["v"]], 1)[edges].astype(np.int64),
-                arrays["feat"][nodes].astype(np.int64),
-                arrays["edge_feat"][edges].astype(np.int64),
+                np.stack([arrays["u"], arrays["v"]], 1)[edges],
+                arrays["feat"][nodes],
+                arrays["edge_feat"][edges],
                 selection.described(f"{self.url}, scaffold split computed"),
                 graph_labels=arrays["graph_label"][picked].astype(np.float32),
                 splits=renumbered(splits, picked, sizes.size),

@@ -7,7 +7,7 @@ test.index. Features are divided by the sum of their row, as DGL does. PyG's cla
 loops of Citeseer, which the published count of edges includes, and its import takes longer than a run on Cora.
 """
 
-import pickle
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from data.files import checked_graph
 from data.graph import RawGraph
 from data.selection import Selection
+from data.sources import pickles
 from data.sources.base import OfficialSource, Remote, reading
 
 URL = "https://github.com/kimiyoung/planetoid"
@@ -54,7 +55,7 @@ class Planetoid(OfficialSource):
         with reading(folder):
             *pickled, index = [folder / f"ind.{self.name}.{part}" for part in FILES]
             _, y, tx, ty, allx, ally, neighbours = (
-                pickle.loads(file.read_bytes(), encoding="latin1") for file in pickled
+                pickles.load(io.BytesIO(file.read_bytes()), encoding="latin1") for file in pickled
             )
             test = np.array(index.read_text(encoding="utf-8").split(), np.int64)
             num_nodes = int(test.max()) + 1

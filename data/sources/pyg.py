@@ -19,10 +19,12 @@ from filelock import FileLock
 from data.atomic import made_once
 from data.canonical import canonical_edges
 from data.download import download
+from data.features import as_integers
 from data.files import checked_graph
 from data.graph import PARTS, RawGraph
 from data.packed import consecutive, join_graphs, rows_of
 from data.selection import Selection, Split, renumbered
+from data.sources import pickles
 from data.sources.base import OfficialSource, Remote, reading
 from data.sources.ogb_import import import_ogb
 
@@ -122,7 +124,7 @@ class PygGraph(PygDataset):
 
     def _raw(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray] | None) -> RawGraph:
         row, col = data["edge_index"].numpy()
-        label = data["y"].squeeze(-1).nan_to_num(-1).long().numpy()
+        label = as_integers("the label", data["y"].squeeze(-1).nan_to_num(-1).numpy())
         ndata = {"feat": data["x"].float().numpy(), "label": label}
         url = self.files(root)[0].url
         return checked_graph(self.folder(root), row, col, len(label), origin=url, ndata=ndata, splits=splits)
@@ -166,7 +168,7 @@ class PygCollection(PygDataset):
             feat, edge_feat, labels = (graphs.rows(key) for key in ("x", "edge_attr", "y"))
             about |= {"graph_ids": picked, "ndata": {} if feat is None else {"feat": feat}}
             if self.task == "node":
-                about["ndata"]["label"] = labels.astype(np.int64)
+                about["ndata"]["label"] = as_integers("the label", labels)
                 about["splits"] = {part: np.sort(rows_of(ids, sizes)) for part, ids in about["splits"].items()}
             elif labels is not None:
                 about["graph_labels"] = labels.reshape(picked.size, -1).astype(np.float32)
@@ -317,7 +319,8 @@ def ogb_table(kind: str, name: str) -> Mapping[str, str]:
 
 @contextmanager
 def _verified_downloads(module: Any) -> Iterator[None]:
-    """PyG downloads without a look at certificates and without a limit of time: download in its place."""
+    """PyG downloads without a look at certificates and without a limit of time: download in its place. Its pickles
+    could run code: they are read by `data.sources.pickles`, and torch does not fall back to running it."""
 
     def download_url(url: str, folder: str, log: bool = True, filename: str | None = None) -> str:
         target = Path(folder, filename or url.rpartition("/")[2].partition("?")[0])
@@ -327,10 +330,14 @@ def _verified_downloads(module: Any) -> Iterator[None]:
     def download_google_url(id: str, folder: str, filename: str, log: bool = True) -> str:
         return download_url(f"https://drive.usercontent.google.com/download?id={id}&confirm=t", folder, log, filename)
 
-    ours = {made.__name__: made for made in (download_url, download_google_url) if hasattr(module, made.__name__)}
+    ours = {"download_url": download_url, "download_google_url": download_google_url, "pickle": pickles}
+    ours = {name: made for name, made in ours.items() if hasattr(module, name)}
     theirs = {name: getattr(module, name) for name in ours}
     vars(module).update(ours)
+    before = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "")
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
         yield
     finally:
         vars(module).update(theirs)
+        os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = before

@@ -32,19 +32,29 @@ def test_a_link_is_replaced_and_a_folder_is_not(tmp_path):
         pytest.fail("the work begins")
 
 
-def make_and_die(path):
-    with made_once(path) as unfinished:
+def test_a_file_keeps_its_permissions(tmp_path):
+    (tmp_path / "a").touch()
+    for mode in (0o600, 0o664):
+        (tmp_path / "a").chmod(mode)
+        with replacing(tmp_path / "a") as unfinished:
+            unfinished.write_text("new")
+        assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
+def make_and_die(making, path):
+    with making(path) as unfinished:
         unfinished.write_text("half")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+@pytest.mark.parametrize("making", [made_once, replacing])
+def test_what_a_killed_process_left_is_removed(tmp_path, making):
     path = tmp_path / ("a" * 240)
-    maker = multiprocessing.Process(target=make_and_die, args=(path,))
+    maker = multiprocessing.Process(target=make_and_die, args=(making, path))
     maker.start()
     maker.join()
     assert len([*tmp_path.glob(".writing-*/a*")]) == 1
-    with made_once(path) as unfinished:
+    with making(path) as unfinished:
         unfinished.write_text("whole")
     assert [one.read_text() for one in tmp_path.iterdir() if one.suffix != ".lock"] == ["whole"]
 
@@ -70,3 +80,15 @@ def test_a_folder_has_one_writer_which_is_named_until_it_is_killed(tmp_path):
         writer.join()
     with only_writer(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {".lock"}
+
+
+def test_what_others_write_at_the_same_time_stays(tmp_path):
+    """Of the same file, and of a run in a folder below."""
+    (tmp_path / "run").mkdir()
+    with replacing(tmp_path / "a") as first, replacing(tmp_path / "run" / "b") as inner:
+        first.write_text("first")
+        inner.write_text("inner")
+        with only_writer(tmp_path), replacing(tmp_path / "a") as second:
+            second.write_text("second")
+        assert (tmp_path / "a").read_text() == "second"
+    assert [(tmp_path / name).read_text() for name in ("a", "run/b")] == ["first", "inner"]

@@ -1,4 +1,6 @@
 import gzip
+import io
+import os
 import warnings
 import zipfile
 from pathlib import Path
@@ -56,6 +58,11 @@ FORMATS = {
     "spaces.txt": text("spaces.txt", "\n".join(f"  {line}  0.5 # weight" for line in LINES)),
     "snap.txt.gz": text("snap.txt.gz", gzip.compress(("# comment\n" + SPACED).encode())),
     "musae.csv": text("musae.csv", "id_1,id_2\n" + COMMAS),
+    "header.tsv": text("header.tsv", "first node\tsecond node\tweight\n" + SPACED.replace(" ", "\t")),
+    "spaces.tsv.gz": text("spaces.tsv.gz", gzip.compress(SPACED.encode())),
+    "semicolons.csv": text("semicolons.csv", "# decimal comma\n" + COMMAS.replace(",", ";").replace("\n", ";0,5\n")),
+    "tabs.csv": text("tabs.csv", COMMAS.replace(",", "\t")),
+    "edge.csv.gz": text("edge.csv.gz", gzip.compress(COMMAS.encode())),
     "bom.csv": text("bom.csv", b"\xef\xbb\xbf" + COMMAS.replace("\n", "\r\n").encode()),
 }
 
@@ -93,7 +100,7 @@ def test_ids_with_gaps_become_ranks(tmp_path, ending):
 
 def test_names_as_node_ids_end_in_a_sentence(tmp_path):
     (tmp_path / "n.csv").write_text("from,to\n1,2\nalice,2\n")
-    with pytest.raises(ValueError, match=r"n\.csv: .*edge 1 is alice, 2; node ids must be integers .*factorize"):
+    with pytest.raises(ValueError, match=r"n\.csv: .*line 3 is 'alice,2'; two node ids .* integers .*factorize"):
         load(tmp_path / "n.csv")
 
 
@@ -163,6 +170,27 @@ def twice(path):
         archive.writestr("src_li.npy", archive.read("src_li.npy"))
 
 
+def header(text):
+    """An array of the .npy format, version 1, with this header."""
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def npz_of(member):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in ("src_li", "dst_li", "num_nodes"):
+            archive.writestr(f"{name}.npy", member)
+    return buffer.getvalue()
+
+
+def encrypted(whole):
+    """The archive with the flag of encryption at each member."""
+    for signature, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        parts = whole.split(signature)
+        whole = signature.join([parts[0], *(part[: place - 4] + b"\1" + part[place - 3 :] for part in parts[1:])])
+    return whole
+
+
 BAD = {
     "unknown ending": (text("a.json", "{}"), r"unknown format; allowed endings are \.npz, \.mtx, \.txt"),
     "folder": (lambda path: (path / "a.npz").mkdir(), "cannot be read"),
@@ -177,7 +205,10 @@ BAD = {
     "float ids": (authors(src_li=ROW * 1.0), r"src_li has shape \(5,\), dtype float64; 1-D integers"),
     "negative row": (authors(src_li=ROW - 1), "edge 0 has the row.* -1; allowed are 0 to 3"),
     "column out of range": (authors(dst_li=COL + 1), "edge 1 has the column.* 4; allowed are 0 to 3"),
-    "huge unsigned id": (authors(src_li=ROW.astype(np.uint64) + np.uint64(2**63)), "edge 0 has the row"),
+    "huge unsigned id": (
+        authors(src_li=ROW.astype(np.uint64) + np.uint64(2**63)),
+        "src_li holds 9223372036854775808; int",
+    ),
     "num_nodes zero": (authors(num_nodes=0), "num_nodes is 0; 1 to 2147483647 are allowed"),
     "num_nodes huge": (authors(num_nodes=2**31), "num_nodes is 2147483648; 1 to 2147483647"),
     "feat rows": (authors(feat=np.ones((3, 2))), r"feat has shape \(3, 2\).*\[4, F\]"),
@@ -191,6 +222,9 @@ BAD = {
     "words": (text("a.txt", "# c\n0 1\nzero one\n"), "cannot be read .*zero"),
     "id beyond int64": (text("a.txt", "0 1\n99999999999999999999 2\n"), "cannot be read"),
     "a long word": (text("a.csv", "x" * 10**6 + ",1\n0,1\n"), "cannot be read .{1,502}; correct it"),
+    "exponent": (text("a.csv", "\n0,1\n1,1e3\n"), "line 3 is '1,1e3'"),
+    "an empty id": (text("a.csv", "a;b\n0;1\n\n# c\n1;\n"), "line 5 is '1;'"),
+    "one column": (text("a.tsv", "0\n1\n"), "line 1 is '0'"),
     "negative id": (text("a.txt", "0 1\n-3 1\n"), "holds the node id -3; ids of 0 and above"),
     "truncated gzip": (damaged("snap.txt.gz", lambda whole: whole[:-9]), "cannot be read"),
     "csv header only": (text("a.csv", "id_1,id_2\n"), "holds no edge"),
@@ -255,3 +289,49 @@ def test_a_file_under_a_registered_name_is_said(tmp_path, caplog):
     assert "registered" not in caplog.text
     data.load("cora", path=tmp_path / "mine.npz")
     assert "mine.npz: read under the name of a registered data set, cora" in caplog.text
+
+
+def test_a_pipe_is_no_graph(tmp_path):
+    os.mkfifo(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"a\.csv: cannot be read: a folder, a pipe or a device"):
+        load(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("ending", [".nodes.csv", ".nodes.tsv.gz"])
+def test_a_table_of_nodes(tmp_path, ending):
+    """Lines in no order, a node without edges, labels and parts that are unknown."""
+    (tmp_path / "a.csv").write_text("30,10\n20,30\n")
+    separator = "," if "csv" in ending else "\t"
+    rows = ["height,id,split,label,width", "0.5,30,train,1,2", "1e-1,10,,,3", "", "-1,20,test,0,4", "7,40,val,-1,5"]
+    content = "\r\n".join(rows).replace(",", separator).encode()
+    (tmp_path / f"a{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    loaded = load(tmp_path / "a.csv")
+    assert loaded.node_data["id"].tolist() == [10, 20, 30, 40]
+    assert np.argwhere(dense(loaded)).tolist() == [[1, 2], [2, 0]]
+    np.testing.assert_allclose(loaded.node_data["feat"], [[0.1, 3], [-1, 4], [0.5, 2], [7, 5]])
+    assert loaded.labels.tolist() == [-1, 0, 1, -1]
+    assert {part: ids.tolist() for part, ids in loaded.splits.items()} == {"train": [2], "valid": [3], "test": [1]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["id,x", "0,1", "", "1,tall"], "line 4: x is 'tall'; a feature is a finite number"),
+        (["id,x", "0,1", "1,"], "line 3: x is empty"),
+        (["id,x", "0,1", "1,nan"], "line 3: x is empty"),
+        (["id,label", "0,cat", "1,0"], "line 2: label is 'cat'; classes from 0"),
+        (["id,label", "0,1.5", "1,0"], "line 2: label is '1.5'"),
+        (["id,split", "0,trian", "1,test"], "line 2: split is 'trian'; allowed are train, valid"),
+        (["id,split", "0,train", "0,test"], "line 3: id is '0'; and so"),
+        (["id,x", "0,1", "1e0,1"], "line 3: id is '1e0'; an integer"),
+        (["node,x", "0,1"], "holds 1 nodes with the columns node, x; a header with id"),
+        (["id,x"], "holds 0 nodes"),
+        (["id,x", "0,1"], "has the node id 1, which .*a.nodes.csv lacks"),
+        (["id,x", "0,1,5,6,7", "1,1"], "cannot be read"),
+    ],
+)
+def test_a_wrong_table_of_nodes_is_named_with_its_line(tmp_path, rows, message):
+    (tmp_path / "a.txt").write_text("0 1\n")
+    (tmp_path / "a.nodes.csv").write_text("\n".join(rows))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "a.txt")

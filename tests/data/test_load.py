@@ -75,7 +75,7 @@ def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
         ({"batch_size": 10**40, "name": "zinc", "source": "synthetic"}, MemoryError, "the surrogate of zinc: random"),
         ({"order": None}, ValueError, "order: got None; allowed are dataset, random"),
         ({"split": ["train"]}, ValueError, r"split: got \['train'\]; allowed are None, train"),
-        ({"path": ""}, ValueError, r"\.: unknown format; allowed endings"),
+        ({"path": ""}, ValueError, r"\.: cannot be read: a folder"),
     ],
 )
 def test_bad_arguments(tmp_path, arguments, error, message):

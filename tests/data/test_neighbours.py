@@ -47,8 +47,9 @@ def test_a_sample_has_the_new_nodes_of_each_hop_with_so_many_of_their_edges(neig
         assert not any(rows[known:])
 
 
-def test_a_large_fan_out_takes_the_whole_neighbourhood(neighbours):
-    found = sampler_of(neighbours, (NODES, NODES)).sample(np.array([3, 8]), np.random.default_rng(0))
+@pytest.mark.parametrize("fan_out", [NODES, 10**9])
+def test_a_large_fan_out_takes_the_whole_neighbourhood(neighbours, fan_out):
+    found = sampler_of(neighbours, (fan_out, fan_out)).sample(np.array([3, 8]), np.random.default_rng(0))
     once = {3, 8}.union(neighbours[3].tolist(), neighbours[8].tolist())
     twice = once.union(*(neighbours[node].tolist() for node in once))
     assert {*found.nodes.tolist()} == twice

@@ -6,6 +6,7 @@ Real graphs in these layouts must give the edges of the papers' authors; their f
 
 import gzip
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -80,7 +81,8 @@ def test_questions(tmp_path, edges):
     raw = tmp_path / "questions" / "raw"
     raw.mkdir(parents=True)
     rng = np.random.default_rng(3)
-    arrays = {f"{part}_masks": rng.random((10, NODES)) < 0.3 for part in ("train", "val", "test")}
+    part_of = rng.integers(0, 4, (10, NODES))
+    arrays = {f"{part}_masks": part_of == nth for nth, part in enumerate(("train", "val", "test"))}
     arrays |= {"node_features": rng.random((NODES, 4), np.float32), "node_labels": np.arange(NODES) % 2}
     np.savez(raw / "questions.npz", edges=np.stack(edges, 1), **arrays)
     shutil.copytree(tmp_path / "questions", tmp_path / "plain" / "questions")
@@ -129,12 +131,19 @@ def write_elliptic(root, row, col, num_nodes):
     pd.DataFrame({"txId": ids, "class": classes}).iloc[order].to_csv(folder / "elliptic_txs_classes.csv", index=False)
 
 
-def test_elliptic(tmp_path, edges):
+def test_elliptic(tmp_path, edges, caplog):
     write_elliptic(tmp_path, *edges, NODES)
     loaded = load("elliptic", tmp_path)
     assert ours(loaded) == pairs(*edges)  # the first transaction attends to the second
     assert loaded.node_data["feat"].tolist() == [[node / 8, 0.5] for node in range(NODES)]
     assert loaded.labels.tolist() == [(-1, 1, 0)[node % 3] for node in range(NODES)]
+    features = tmp_path / "elliptic_bitcoin_dataset" / "elliptic_txs_features.csv"
+    assert "holds 2 feature columns, and 165 are published" in caplog.text
+    whole = features.read_text()
+    features.write_text(whole.replace(",", ".5,", 1))
+    with pytest.raises(ValueError, match=r"a transaction id holds \d+\.5; integers"):
+        load("elliptic", tmp_path)
+    features.write_text(whole)
     (tmp_path / "elliptic_bitcoin_dataset" / "elliptic_txs_edgelist.csv").unlink()
     with pytest.raises(data.DatasetMissingError, match=r"elliptic_txs_edgelist\.csv\.zip: cannot be reached"):
         load("elliptic", tmp_path)
@@ -289,6 +298,10 @@ def test_papers100m(tmp_path, edges, write_ogb, save):
         assert lists(loaded.splits) == split
     _, raw = find_graph("ogbn-papers100m", root=tmp_path, source="official")
     assert isinstance(raw.ndata["feat"], np.memmap)
+    save(folder / "raw" / "data.npz", **arrays | {"node_feat": np.full((NODES, 6), np.nan, np.float32)})
+    (folder / "raw" / "node_feat.npy").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match="feat holds NaN"):
+        load("ogbn-papers100m", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["igb-small", "igb-large"])
@@ -308,6 +321,16 @@ def test_igb(tmp_path, monkeypatch, edges, name):
     assert ours(loaded) == pairs(*edges)
     thirds = {"train": list(range(24)), "valid": list(range(24, 32)), "test": list(range(32, 40))}
     assert (lists(loaded.splits), loaded.metric) == (thirds, "accuracy")
+    for part, wrong, message in (
+        ("node_feat", feat * np.nan, "feat holds NaN"),
+        ("node_label_19", label + 0.5, r"0\.5"),
+    ):
+        if name == "igb-small":
+            whole = (folder / "paper" / f"{part}.npy").read_bytes()
+            np.save(folder / "paper" / f"{part}.npy", wrong)
+            with pytest.raises(ValueError, match=message):
+                load(name, tmp_path)
+            (folder / "paper" / f"{part}.npy").write_bytes(whole)
     monkeypatch.setattr("data.memory.available_bytes", lambda: 1000)
     if name == "igb-small":
         with pytest.raises(MemoryError, match=r"edge_index\.npy: its edges: about 0\.0 GiB needed"):
@@ -327,7 +350,7 @@ def by_dgl(kind, folder, files):
 
 
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
-def test_planetoid(tmp_path, real_graph_dir, write_planetoid, name):
+def test_planetoid(tmp_path, real_graph_dir, write_planetoid, monkeypatch, name):
     import_dgl()
     published = real_graph_dir / "official" / "planetoid"
     if name == "pubmed":
@@ -346,6 +369,7 @@ def test_planetoid(tmp_path, real_graph_dir, write_planetoid, name):
     for part, mask in (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask")):
         assert loaded.splits[part].tolist() == other.ndata[mask].nonzero()[:, 0].tolist()
         assert torch.equal(loaded.node_data[mask], other.ndata[mask].bool())
+    monkeypatch.setitem(vars(data.info(name).official), "sha256", {})  # else each change is another hash
     for part, change, message in (
         ("tx", lambda features: features.data.__setitem__(-1, np.nan), r"feat holds NaN, or .*finite ones are needed"),
         ("tx", lambda features: features.indices.__setitem__(-1, 10**9), "the official files cannot be read"),
@@ -427,6 +451,42 @@ def test_lrgb(tmp_path, path_graph, name):
         parts = {part: [node for node in range(sum(sizes)) if owner(node, sizes) in ids] for part, ids in parts.items()}
     assert lists(loaded.splits) == parts
     assert loaded.metric == entry.metric
+
+
+class RunsCode:
+    """Its pickle makes a folder when it is read as a pickle may be."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.place),)
+
+
+def test_planetoid_files_of_another_hash_are_not_read(tmp_path, write_planetoid):
+    known = data.info("citeseer").official.sha256
+    write_planetoid(tmp_path / "planetoid", "citeseer", np.arange(600), np.arange(600), 600)
+    (tmp_path / "planetoid" / "ind.citeseer.x").write_bytes(pickle.dumps(RunsCode(tmp_path / "ran")))
+    with pytest.raises(ValueError, match=r"official files cannot be read .*\.mkdir, which could run code"):
+        load("citeseer", tmp_path)
+    vars(data.info("citeseer").official)["sha256"] = known
+    with pytest.raises(ValueError, match=r"ind\.citeseer\.x: its sha256 is .*, and that of the published file d20de"):
+        load("citeseer", tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["ZINC", "pascalvoc-sp", "peptides-func"])
+def test_raw_files_of_pygs_classes_run_no_code(tmp_path, write_zinc, path_graph, name):
+    if name == "ZINC":
+        write_zinc(tmp_path, dict.fromkeys(("train", "val", "test"), [path_graph(3)] * 4))
+    (tmp_path / name / "raw").mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val", "test"):
+        with (tmp_path / name / "raw" / f"{split}.pickle").open("wb") as file:
+            pickle.dump([RunsCode(tmp_path / "ran")], file)
+        torch.save([RunsCode(tmp_path / "ran")], tmp_path / name / "raw" / f"{split}.pt")
+    with pytest.raises(ValueError, match="the official files cannot be read"):
+        load(name.lower(), tmp_path, batch_size=4)
+    assert not (tmp_path / "ran").exists()
 
 
 def owner(node, sizes):

@@ -5,8 +5,9 @@ import pytest
 import scipy.special
 import torch
 
+from bench.places import check_folder
 from data import GraphMeta, LoadedGraph
-from inference.predictions import Form, check_folder, check_forms, check_predictions_path, save_predictions
+from inference.predictions import Form, check_forms, check_predictions_path, save_predictions
 
 META = dict.fromkeys(GraphMeta.__dataclass_fields__)
 LOGITS = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
@@ -78,6 +79,30 @@ def test_csv_has_a_line_for_each_row(tmp_path, of, header, ids):
         start, cells = line[: len(row)], line[len(row) + 1 :].split(",")
         assert (start, *map(int, cells[:2])) == (row, label, values.argmax())
         assert [np.float32(cell) for cell in cells[2:]] == [*values.numpy()]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_the_part_of_the_split_is_beside_each_row(tmp_path, suffix):
+    splits = {"train": torch.tensor([3, 0]), "valid": torch.tensor([4]), "test": torch.tensor([], dtype=torch.int64)}
+    save_predictions(tmp_path / f"o{suffix}", LOGITS, rows("node", 1, splits=splits), [Form.CLASSES])
+    if suffix == ".csv":
+        found = [line.split(",")[1] for line in (tmp_path / "o.csv").read_text().splitlines()]
+        assert found.pop(0) == "split"
+    else:
+        found = np.load(tmp_path / "o.npz")["split"].tolist()
+    assert found == ["train", "", "", "train", "valid"]
+
+
+def test_an_input_and_a_read_only_file_are_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "graph.csv").touch()
+    (tmp_path / "link.csv").symlink_to("graph.csv")
+    for name in ("graph.csv", "link.csv"):
+        with pytest.raises(ValueError, match="is an input of this run"):
+            check_predictions_path(tmp_path / name, inputs=[None, "nowhere", tmp_path / "graph.csv"])
+    check_predictions_path(tmp_path / "graph.csv")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ValueError, match="read-only"):
+        check_predictions_path(tmp_path / "graph.csv")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,22 @@ def test_a_checkpoint_of_another_model_lists_the_differences(make_model, tmp_pat
     assert "unknown: encoding.weight" in text
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.to(torch.complex64),
+        lambda weight: weight.long(),
+        lambda weight: weight.to_sparse(),
+        lambda weight: weight.to("meta"),
+        lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+    ],
+)
+def test_weights_of_another_type_are_named(make_model, tmp_path, change):
+    weights = make_model().state_dict()
+    torch.save(weights | {"embedding.linear.weight": change(weights["embedding.linear.weight"])}, tmp_path / "w.pt")
+    assert "of another type: embedding.linear.weight" in refused(make_model(), tmp_path / "w.pt")
+
+
 def compressed(saved):
     content = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(saved)) as old, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as new:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.io
 import scipy.sparse
@@ -196,6 +197,22 @@ def test_the_template_predicts_for_a_file_of_the_users_with_its_ids(infer, tmp_p
     header, *lines = (tmp_path / "o.csv").read_text().splitlines()
     assert header.startswith("node,class,softmax_0,")
     assert [line.partition(",")[0] for line in lines] == ids
+
+
+def test_several_forms_beside_a_table_of_nodes(infer, tmp_path):
+    (tmp_path / "own.csv").write_text("0,1\n1,2\n")
+    (tmp_path / "own.nodes.csv").write_text("id,x,label,split\n0,1,1,train\n1,2,0,val\n2,0.5,,\n")
+    quick = [f"data.path={tmp_path}/own.csv", *QUICK, "runtime.repeats=1"]
+    output = ("--output", tmp_path / "o.csv")
+    done = infer(*output, "--save", "softmax", "classes", config="configs/mine.yaml", settings=quick)
+    assert done.exit_code == 0, done.stderr
+    found = pd.read_csv(tmp_path / "o.csv", keep_default_na=False)
+    assert [*found] == ["node", "split", "label", "class", "softmax_0", "softmax_1"]
+    assert (found["split"].tolist(), found["label"].tolist()) == (["train", "valid", ""], [1, 0, -1])
+    assert (found["class"] == (found["softmax_1"] > found["softmax_0"])).all()
+    done = infer("--output", tmp_path / "own.csv", config="configs/mine.yaml", settings=quick)
+    assert (done.exit_code, (tmp_path / "own.csv").read_text()) == (2, "0,1\n1,2\n")
+    assert "own.csv: is an input of this run" in done.stderr
 
 
 FULL, LAST = OSError(28, "No space left on device", "r.csv"), "report.append_rows"

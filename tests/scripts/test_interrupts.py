@@ -1,10 +1,13 @@
-"""Ctrl-C: one sentence that says what was kept, status 130, no traceback, whenever it comes."""
+"""Ctrl-C: one sentence that says what was kept, status 130, no traceback, whenever it comes. And outputs that end."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from bench import cli
 
@@ -30,6 +33,25 @@ def test_during_the_imports():
     process.stdout.read()
     assert process.wait(60) == 130
     assert rest == ["interrupted: what was written before is kept"]
+
+
+@pytest.mark.parametrize(
+    "outputs", [">/dev/full", "2>/dev/full", ">&-", "2>&-", ">&- 2>&-", "| head -c 1", "2>&1 | head -c 1"]
+)
+def test_work_is_saved_without_a_reader(tmp_path, outputs):
+    """A script beside a copy of clone.py prints more than a pipe holds, and then saves."""
+    shutil.copy(ROOT / "scripts" / "clone.py", tmp_path)
+    saving = "import clone, sys\nfor file in sys.stdout, sys.stderr: print('é' * 10**6, file=file, flush=True)\n"
+    (tmp_path / "work.py").write_text(saving + "open('saved', 'w').write('é')\nprint('end')\n")
+    command = f"({sys.executable} work.py; echo $? >status) {outputs}"
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, check=False, timeout=60)
+    assert ((tmp_path / "status").read_text(), (tmp_path / "saved").read_text()) == ("0\n", "é")
+
+
+def test_a_script_finds_its_clone_in_isolated_mode():
+    command = [sys.executable, "-I", "scripts/plot.py", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_background_job_goes_on():

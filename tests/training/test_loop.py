@@ -173,6 +173,32 @@ def test_a_folder_with_a_run_is_not_overwritten(nodes, make_config, trained, tmp
         assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["metrics.csv", "best.json", "best.safetensors"])
+def test_files_of_the_users_are_not_replaced(nodes, make_config, tmp_path, name, resume):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(TrainingError, match=rf"holds {name} and no last\.pt"):
+        Trainer(make_config(), nodes, tmp_path, seed=0, resume=resume)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_run_that_ended_before_its_first_state_begins_again(nodes, make_config, trained, tmp_path):
+    config = make_config(training__checkpoint_seconds=30.0)
+    next(Trainer(config, nodes, tmp_path, seed=0).run())
+    assert not (tmp_path / "last.pt").exists()
+    _, records = trained(config, nodes, tmp_path, resume=True)
+    assert [record.epoch for record in records] == [1, 2, 3]
+    assert len(log_of(tmp_path)) == 3
+
+
+def test_a_stop_while_an_epoch_is_reported_keeps_it(nodes, make_config, tmp_path):
+    trainer = Trainer(make_config(training__epochs=9, training__checkpoint_seconds=30.0), nodes, tmp_path, seed=0)
+    for record in trainer.run():
+        trainer.stop = record.epoch == 3
+    assert (trainer.kept, torch.load(tmp_path / "last.pt", weights_only=True)["epoch"]) == (3, 3)
+    assert len(log_of(tmp_path)) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -193,14 +219,24 @@ def test_data_that_cannot_be_trained_on(nodes, make_config, replaced, tmp_path, 
 def test_a_state_that_is_cut_or_of_another_form(nodes, make_config, trained, tmp_path):
     trained(make_config(training__epochs=1), nodes, tmp_path)
     state = torch.load(tmp_path / "last.pt")
-    best = state["best"]
+    best, optimiser = state["best"], state["optimiser"]
+    whole = {name: tensor.long() for name, tensor in best["weights"].items()}
+    first = {key: value[..., :1] if value.dim() else value for key, value in optimiser["state"][0].items()}
+    groups = [group | {"lr": "0.1"} for group in optimiser["param_groups"]]
     for change in (
         {"model": {}},
         {"best": 3},
         {"best": None},
         {"best": best | {"weights": {}}},
         {"best": best | {"metric": "1"}},
+        {"best": best | {"metric": math.nan}},
+        {"best": best | {"weights": whole}},
+        {"model": whole},
+        {"scaler": []},
+        {"random": torch.zeros(3)},
         {"optimiser": None},
+        {"optimiser": optimiser | {"param_groups": groups}},
+        {"optimiser": optimiser | {"state": optimiser["state"] | {0: first}}},
         {"epoch": 10**9},
         {"epoch": -5},
         {"finished": "no"},

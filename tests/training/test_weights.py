@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -72,8 +73,10 @@ def test_damaged_and_foreign_files(nodes, make_config, best, tmp_path):
         flipped = content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
         (tmp_path / "flipped.safetensors").write_bytes(flipped)
         problem(tmp_path / "flipped.safetensors")
-    older = json.dumps(dataclasses.asdict(read_about(best)) | {"config": {"model": []}})
-    for record in ('{"data": "tiny"}', "[]", '{"config": 5}', older, "[" * 5000):
+    about = dataclasses.asdict(read_about(best))
+    changes = {"config": {"model": []}}, {"graphs": "5"}, {"valid": "0.5"}, {"epoch": 1.0}, {"test": math.inf}
+    wrong = [json.dumps(about | change).replace("Infinity", "1e400") for change in changes]
+    for record in ('{"data": "tiny"}', "[]", '{"config": 5}', *wrong, "[" * 5000):
         (tmp_path / "new.safetensors").write_bytes(safetensors_bytes({"weight": torch.zeros(2)}, {"about": record}))
         assert "new.safetensors: its record of the training run" in problem(tmp_path / "new.safetensors")
 
