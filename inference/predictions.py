@@ -50,10 +50,10 @@ def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph, forms: Seque
     """Save outputs of all rows: logits [rows, classes] float32 (of regression the predictions, in the unit of the
     targets), their softmax, or the largest one's class [rows] int64.
 
-    .npy, .pt: the array. .npz: an array of each form; "labels" of the rows and the part of the "split", where known; of
-    a single graph "node_ids" [N], as its file has them; of a collection "graph_ids" [G], the graphs' numbers in it, and
-    for outputs of nodes "node_counts" [G], the rows of each graph. .csv: the same by columns, a line for each row;
-    nodes of a collection are numbered in their graph.
+    .npy, .pt: the array. .npz: an array of each form; "labels" of the rows, where known; of a single graph "node_ids"
+    [N], as its file has them, and "split" [N], "" for a node in none; of a collection "graph_ids" [G], the graphs'
+    numbers in it, and for outputs of nodes "node_counts" [G], the rows of each graph. .csv: the same by columns, a line
+    for each row; nodes of a collection are numbered in their graph.
     """
     make = {
         Form.LOGITS: lambda: logits,
@@ -77,14 +77,14 @@ def save_predictions(path: Path, logits: Tensor, rows: LoadedGraph, forms: Seque
 def _about(rows: LoadedGraph, count: int) -> dict[str, np.ndarray]:
     """Ids, labels and parts of the split of the predicted rows."""
     arrays = {} if rows.labels is None else {"labels": rows.labels.numpy()}
-    if rows.splits is not None:
-        arrays["split"] = np.full(count, "", dtype="U5")
-        for part, ids in rows.splits.items():
-            arrays["split"][ids.numpy()] = part
     if rows.metric == "accuracy":
         arrays["labels"] = arrays["labels"].reshape(-1).astype(np.int64)  # classes of graphs are kept as float32
     if rows.meta.task == "node" and rows.meta.num_graphs == 1 and rows.graph_ids is None:
         own = rows.node_data.get("id")
+        if rows.splits is not None:
+            arrays["split"] = np.full(count, "", "U5")
+            for part, ids in rows.splits.items():
+                arrays["split"][ids.numpy()] = part
         return arrays | {"node_ids": np.arange(count) if own is None else own.numpy()}
     arrays["graph_ids"] = np.arange(rows.meta.num_graphs) if rows.graph_ids is None else rows.graph_ids.numpy()
     if rows.meta.task == "node":

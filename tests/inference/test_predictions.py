@@ -41,7 +41,7 @@ PARTS = {"train": torch.tensor([0, 3]), "valid": torch.tensor([4]), "test": torc
 ABOUT = {
     "nodes in a split": (
         rows("node", 1, splits=PARTS),
-        {"node_ids": range(5), "splits": ["train", "test", "", "train", "valid"]},
+        {"node_ids": range(5), "split": ["train", "test", "", "train", "valid"]},
     ),
     "nodes": (NODES, {"node_ids": [3, 7, 12, 40, 2**40]}),
     "nodes without ids": (rows("node", 1), {"node_ids": range(5)}),
@@ -79,18 +79,6 @@ def test_csv_has_a_line_for_each_row(tmp_path, of, header, ids):
         start, cells = line[: len(row)], line[len(row) + 1 :].split(",")
         assert (start, *map(int, cells[:2])) == (row, label, values.argmax())
         assert [np.float32(cell) for cell in cells[2:]] == [*values.numpy()]
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".npz"])
-def test_the_part_of_the_split_is_beside_each_row(tmp_path, suffix):
-    splits = {"train": torch.tensor([3, 0]), "valid": torch.tensor([4]), "test": torch.tensor([], dtype=torch.int64)}
-    save_predictions(tmp_path / f"o{suffix}", LOGITS, rows("node", 1, splits=splits), [Form.CLASSES])
-    if suffix == ".csv":
-        found = [line.split(",")[1] for line in (tmp_path / "o.csv").read_text().splitlines()]
-        assert found.pop(0) == "split"
-    else:
-        found = np.load(tmp_path / "o.npz")["split"].tolist()
-    assert found == ["train", "", "", "train", "valid"]
 
 
 def test_an_input_and_a_read_only_file_are_not_replaced(tmp_path, monkeypatch):
