@@ -33,7 +33,7 @@ from ..score_values import (
     summed_gradients,
     terms_of,
 )
-from ..shapes import COMMON_DIM
+from ..shapes import COMMON_DIM, tile_columns
 from ..tuning import WARP_ROW_BYTES, tuning_for
 
 
@@ -76,7 +76,8 @@ def pass_schedules(
     device: torch.device, num_heads: int, head_dim: int | None, dtype: torch.dtype | None = None
 ) -> tuple[ScheduleForm, ScheduleForm]:
     """Schedules of the row pass and the column pass; dtype None means 16 bits."""
-    return _pass_schedules(gpu_limits(device), num_heads, head_dim, dtype, device.index)
+    dim = head_dim and tile_columns(head_dim)
+    return _pass_schedules(gpu_limits(device), num_heads, dim, dtype, device.index)
 
 
 @lru_cache  # uncached, these sizes would take a tenth of the time of a small plan
