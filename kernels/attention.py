@@ -7,7 +7,8 @@ Shapes (`fused3s.torch_side.call_shapes`), with every backend: k and v with fewe
 columns than k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
 
 torch.compile treats the attention of a backend that it cannot trace as one operator, without a graph break
-(`fused3s.torch_side.operators`).
+(`fused3s.torch_side.operators`). `plan_attention`, and so `sparse_attention`, breaks the graph: a plan depends on the
+values of its graph.
 """
 
 import logging
@@ -27,6 +28,7 @@ from .arguments import (
     check_flag,
     check_integer,
     check_word,
+    refuse_tracing,
     resolve_device,
 )
 from .backends import AUTO, REGISTRY
@@ -47,6 +49,7 @@ from .terms.edge_data import EdgeData
 from .terms.score_term import ScoreTerm
 from .torch_side.autocast import input_type
 from .torch_side.call_shapes import HeadGroups, head_counts
+from .torch_side.untraced import untraced
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +79,7 @@ def list_backends(device: torch.device | str | None = None) -> dict[str, Backend
     return {name: BackendInfo(name, backend.summary, backend.unavailable(device)) for name, backend in REGISTRY.items()}
 
 
+@untraced
 @torch.inference_mode(False)  # a plan made in inference mode must serve training, too
 def plan_attention(
     graph: Any,
@@ -135,8 +139,8 @@ def plan_attention(
         UnsupportedGraphError: the backend cannot run this graph; the text is the reason.
         ValueError, TypeError: the backend is unknown or does not support such inputs, or the graph is malformed.
     """
+    refuse_tracing("plan_attention")
     device = resolve_device(device)
-    check_word("device", device.type, ("cpu", "cuda"))
     perm, method = None, reorder
     if isinstance(reorder, torch.Tensor):
         perm, method = reorder.to("cpu"), "given"
@@ -194,6 +198,7 @@ def plan_attention(
     return AttentionPlan(chosen.name, graph_shape, device, inputs, data, order, edges, groups)
 
 
+@untraced
 def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -233,6 +238,7 @@ def sparse_attention(
         BackendUnavailableError: the backend cannot run on this machine or on the inputs' device.
         ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
     """
+    refuse_tracing("sparse_attention")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_dense(name, tensor)
     if q.dim() not in (2, 3, 4):
@@ -243,7 +249,7 @@ def sparse_attention(
         raise ValueError(f"q: got shape {tuple(q.shape)}; d must be at least 1")
     if q.dtype not in DTYPES:
         raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")
-    inputs = [q, k, v]
+    device, inputs = resolve_device(q.device), [q, k, v]
     if edges is not None:
         inputs += vars(edges).values() if isinstance(edges, EdgeData) else [edges]
         if isinstance(getattr(edges, "score", None), ScoreTerm):
@@ -253,8 +259,8 @@ def sparse_attention(
         graph,
         shape=shape,
         backend=backend,
-        device=q.device,
-        dtype=input_type(q.dtype, q.device.type),
+        device=device,
+        dtype=input_type(q.dtype, device.type),
         head_dim=max(q.shape[-1], v.shape[-1]) if v.dim() else q.shape[-1],
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -323,7 +329,7 @@ def _warn_of_slower_backend(name: str, reason: str) -> None:
         f"attention runs with the backend {name} and not with {FASTEST}, which is several times faster: {reason}. "
         f"(backend={name!r} in place of 'auto' takes it without this warning.)",
         SlowerBackendWarning,
-        stacklevel=4,
+        stacklevel=6,
     )
 
 

@@ -76,8 +76,7 @@ def pass_schedules(
     device: torch.device, num_heads: int, head_dim: int | None, dtype: torch.dtype | None = None
 ) -> tuple[ScheduleForm, ScheduleForm]:
     """Schedules of the row pass and the column pass; dtype None means 16 bits."""
-    dim = head_dim and tile_columns(head_dim)
-    return _pass_schedules(gpu_limits(device), num_heads, dim, dtype, device.index)
+    return _pass_schedules(gpu_limits(device), num_heads, head_dim, dtype, device.index)
 
 
 @lru_cache  # uncached, these sizes would take a tenth of the time of a small plan
@@ -86,9 +85,9 @@ def _pass_schedules(
 ) -> tuple[ScheduleForm, ScheduleForm]:
     tuning = tuning_for(gpu)
     element = ELEMENTS[dtype or torch.float16]  # float32: three TF32 terms, whatever the current precision
-    dim = head_dim or COMMON_DIM
+    dim = tile_columns(head_dim or COMMON_DIM)  # as launched: an odd width gets more columns
     # A plan made without dtype or head_dim must fit every later call; one of 16 bits also heads of MAX_DIM columns.
-    widest = element if dtype else Element.FLOAT, head_dim or MAX_DIM
+    widest = element if dtype else Element.FLOAT, tile_columns(head_dim or MAX_DIM)
     padded = [] if dtype == torch.float32 else [(element, MAX_DIM)]
 
     def form_of(teams: int, columns: bool) -> ScheduleForm:
