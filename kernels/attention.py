@@ -143,6 +143,8 @@ def plan_attention(
     device = resolve_device(device)
     perm, method = None, reorder
     if isinstance(reorder, torch.Tensor):
+        if reorder.is_meta:
+            raise ValueError("reorder: on the device meta, without values; a plan reads them")
         perm, method = reorder.to("cpu"), "given"
     else:
         check_method(method)

@@ -59,6 +59,7 @@ def seeded(seed) -> dict:
             ValueError,
             r"dgl cannot run .* cannot reorder rows .* only fused3s can",
         ),
+        ({"reorder": torch.arange(20, device="meta")}, ValueError, "reorder: on the device meta, without values"),
         ({"edge_data": 1}, TypeError, "edge_data: got 1; True and False"),
         ({"backward": "yes"}, TypeError, "backward: got 'yes'; True and False"),
         ({"device": 10**30}, ValueError, "device: got 1000.*; allowed are 'cpu', 'cuda'"),
