@@ -91,7 +91,7 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
     """The device with its index; None means the GPU if there is one, else the CPU.
 
     Raises:
-        TypeError, ValueError: it is no device, or neither a CPU nor an NVIDIA GPU.
+        TypeError, ValueError: it is no device.
         BackendUnavailableError: this machine has no such GPU.
     """
     # `is_available` asks the driver, which costs as much as a launch; if CUDA is initialised, it is available.
@@ -104,8 +104,7 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
         device = torch.device(device)
     except (RuntimeError, ValueError):  # ValueError: of a huge number
         raise ValueError(f"device: got {device!r}; allowed are 'cpu', 'cuda', 'cuda:0', 'cuda:1', ...") from None
-    check_word("device", device.type, ("cpu", "cuda"))
-    if device.type == "cpu":
+    if device.type != "cuda":
         return device
     index = torch.cuda.current_device() if device.index is None and found else device.index or 0
     if index >= found:

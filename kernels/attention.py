@@ -53,6 +53,7 @@ from .torch_side.untraced import untraced
 
 logger = logging.getLogger(__name__)
 
+DEVICES = "cpu", "cuda"
 FASTEST = "fused3s"
 _warned: set[str] = set()  # reasons; one warning each per process
 
@@ -141,6 +142,7 @@ def plan_attention(
     """
     refuse_tracing("plan_attention")
     device = resolve_device(device)
+    check_word("device", device.type, DEVICES)
     perm, method = None, reorder
     if isinstance(reorder, torch.Tensor):
         if reorder.is_meta:
@@ -243,6 +245,7 @@ def sparse_attention(
     refuse_tracing("sparse_attention")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_dense(name, tensor)
+    check_word("device", q.device.type, DEVICES)
     if q.dim() not in (2, 3, 4):
         raise ValueError(
             f"q: got shape {tuple(q.shape)}; [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d] is needed"
@@ -251,7 +254,7 @@ def sparse_attention(
         raise ValueError(f"q: got shape {tuple(q.shape)}; d must be at least 1")
     if q.dtype not in DTYPES:
         raise ValueError(f"q: got {q.dtype}; allowed are {', '.join(map(str, DTYPES))}")
-    device, inputs = resolve_device(q.device), [q, k, v]
+    inputs = [q, k, v]
     if edges is not None:
         inputs += vars(edges).values() if isinstance(edges, EdgeData) else [edges]
         if isinstance(getattr(edges, "score", None), ScoreTerm):
@@ -261,8 +264,8 @@ def sparse_attention(
         graph,
         shape=shape,
         backend=backend,
-        device=device,
-        dtype=input_type(q.dtype, device.type),
+        device=q.device,
+        dtype=input_type(q.dtype, q.device.type),
         head_dim=max(q.shape[-1], v.shape[-1]) if v.dim() else q.shape[-1],
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
