@@ -59,6 +59,13 @@ def check_dense(name: str, value: Any) -> None:
         raise ValueError(f"{name}: got {kind}; dense tensors are needed")
 
 
+def check_matrix(name: str, value: Any) -> None:
+    """Raise unless `value` is a dense floating-point tensor [N, F]."""
+    check_dense(name, value)
+    if value.dim() != 2 or value.dtype not in DTYPES:
+        raise ValueError(f"{name}: got {value.dtype} {tuple(value.shape)}; a floating-point tensor [N, F] is needed")
+
+
 def check_word(name: str, value: Any, allowed: Collection[str]) -> None:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}: got {value!r}; allowed are {', '.join(map(repr, allowed))}")
@@ -69,6 +76,15 @@ def check_dtype(name: str, value: Any, allowed: Collection[torch.dtype]) -> None
     if value is not None and value not in allowed:
         words = ", ".join(str(dtype) for dtype in allowed)
         raise ValueError(f"{name}: got {value!r}; allowed are {words}, and None where it is not known")
+
+
+def refuse_tracing(name: str) -> None:
+    """Raise a RuntimeError in torch.jit.trace, which would record numbers of one graph as constants."""
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            f"{name}: torch.jit.trace cannot record attention over a graph; torch.compile can, and torch.export takes "
+            "the call of a plan"
+        )
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
@@ -86,7 +102,7 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
         raise TypeError(f"device: got {device!r}; a torch.device, a text such as 'cpu' or 'cuda:0', or None is needed")
     try:
         device = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # ValueError: of a huge number
         raise ValueError(f"device: got {device!r}; allowed are 'cpu', 'cuda', 'cuda:0', 'cuda:1', ...") from None
     if device.type != "cuda":
         return device

@@ -7,7 +7,8 @@ Shapes (`fused3s.torch_side.call_shapes`), with every backend: k and v with fewe
 columns than k, a batch [B, N, H, d] on one graph. Backends get query [N, H, d], key and value [M, H, d] of one width.
 
 torch.compile treats the attention of a backend that it cannot trace as one operator, without a graph break
-(`fused3s.torch_side.operators`).
+(`fused3s.torch_side.operators`). `plan_attention`, and so `sparse_attention`, breaks the graph: a plan depends on the
+values of its graph.
 """
 
 import logging
@@ -27,6 +28,7 @@ from .arguments import (
     check_flag,
     check_integer,
     check_word,
+    refuse_tracing,
     resolve_device,
 )
 from .backends import AUTO, REGISTRY
@@ -47,9 +49,11 @@ from .terms.edge_data import EdgeData
 from .terms.score_term import ScoreTerm
 from .torch_side.autocast import input_type
 from .torch_side.call_shapes import HeadGroups, head_counts
+from .torch_side.untraced import untraced
 
 logger = logging.getLogger(__name__)
 
+DEVICES = "cpu", "cuda"
 FASTEST = "fused3s"
 _warned: set[str] = set()  # reasons; one warning each per process
 
@@ -76,6 +80,7 @@ def list_backends(device: torch.device | str | None = None) -> dict[str, Backend
     return {name: BackendInfo(name, backend.summary, backend.unavailable(device)) for name, backend in REGISTRY.items()}
 
 
+@untraced
 @torch.inference_mode(False)  # a plan made in inference mode must serve training, too
 def plan_attention(
     graph: Any,
@@ -135,10 +140,13 @@ def plan_attention(
         UnsupportedGraphError: the backend cannot run this graph; the text is the reason.
         ValueError, TypeError: the backend is unknown or does not support such inputs, or the graph is malformed.
     """
+    refuse_tracing("plan_attention")
     device = resolve_device(device)
-    check_word("device", device.type, ("cpu", "cuda"))
+    check_word("device", device.type, DEVICES)
     perm, method = None, reorder
     if isinstance(reorder, torch.Tensor):
+        if reorder.is_meta:
+            raise ValueError("reorder: on the device meta, without values; a plan reads them")
         perm, method = reorder.to("cpu"), "given"
     else:
         check_method(method)
@@ -194,6 +202,7 @@ def plan_attention(
     return AttentionPlan(chosen.name, graph_shape, device, inputs, data, order, edges, groups)
 
 
+@untraced
 def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -233,8 +242,10 @@ def sparse_attention(
         BackendUnavailableError: the backend cannot run on this machine or on the inputs' device.
         ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
     """
+    refuse_tracing("sparse_attention")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_dense(name, tensor)
+    check_word("device", q.device.type, DEVICES)
     if q.dim() not in (2, 3, 4):
         raise ValueError(
             f"q: got shape {tuple(q.shape)}; [num_rows, d], [num_rows, H, d] or [B, num_rows, H, d] is needed"
@@ -323,7 +334,7 @@ def _warn_of_slower_backend(name: str, reason: str) -> None:
         f"attention runs with the backend {name} and not with {FASTEST}, which is several times faster: {reason}. "
         f"(backend={name!r} in place of 'auto' takes it without this warning.)",
         SlowerBackendWarning,
-        stacklevel=4,
+        stacklevel=6,
     )
 
 

@@ -47,9 +47,20 @@ def capture_step(
         shares: a captured step whose temporary memory this one uses, too: never run the two at the same time.
 
     Raises:
+        TypeError: `run` is no function, `model` no module, or a state is of another kind.
         CaptureError: the model is not on a GPU; an optimiser must make an eager step first; or `run` waits for the GPU
             or does something else that a capture does not allow.
     """
+    if not callable(run):
+        raise TypeError(f"run: got {type(run).__name__}; a function without arguments is needed")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}; a torch.nn.Module is needed")
+    for state in states:
+        if not isinstance(state, State):
+            raise TypeError(
+                f"states: got {type(state).__name__}; optimisers, gradient scalers and modules are allowed, which are "
+                "restored after the calls before the capture"
+            )
     device = next((parameter.device for parameter in model.parameters()), None)
     if device is None or device.type != "cuda":
         where = "has no parameters" if device is None else f"is on {device}"

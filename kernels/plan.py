@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from .arguments import DTYPES, check_flag, finite_number, resolve_device
+from .arguments import DTYPES, check_flag, finite_number, refuse_tracing, resolve_device
 from .backends import REGISTRY
 from .backends.base import QKV, BackwardCall, Call, Gradients, InputSpec
 from .backends.cuda import forward_only
@@ -135,6 +135,7 @@ class AttentionPlan:
         Raises:
             ValueError, TypeError: an argument is wrong; the text names it, what it got and what is allowed.
         """
+        refuse_tracing("plan")
         backend = REGISTRY[self.backend]
         if torch.is_autocast_enabled(self._device_type):
             dtype = torch.get_autocast_dtype(self._device_type)

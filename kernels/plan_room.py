@@ -192,7 +192,9 @@ def plan_many(graphs: Sequence[tuple[Any, tuple[int, int]]], **options: Any) -> 
         graphs: (graph, shape) of each, as for `plan_attention`.
         options: other arguments of `plan_attention`. Errors in ids are raised at a later call, unless check=True.
     """
-    if not all(isinstance(each, (tuple, list)) and len(each) == 2 for each in graphs):
+    if not isinstance(graphs, Sequence) or not all(
+        isinstance(each, (tuple, list)) and len(each) == 2 for each in graphs
+    ):
         raise TypeError("graphs: a sequence of (graph, shape) is needed; shape None for a graph that has one")
     check = options.pop("check", None)
     plans = [plan_attention(graph, shape=shape, check=False, **options) for graph, shape in graphs]

@@ -153,6 +153,7 @@ class _SampledProduct(torch.autograd.Function):
     def forward(query: torch.Tensor, key: torch.Tensor, data: CSR, pattern: torch.Tensor, scale: float) -> torch.Tensor:
         if data.row.numel() > len(query) * len(key):  # repeated edges: sampled_addmm refuses nnz > rows * columns
             return scale * (query @ key.t())[data.row, data.indices]
+        query, key = (each.as_subclass(torch.Tensor) for each in (query, key))  # no sparse tensor of their class
         # beta=0 leaves only the sampled product; cuSPARSE reads K as stored, transposed.
         return torch.sparse.sampled_addmm(pattern, query, key.t(), beta=0.0, alpha=scale).values()
 

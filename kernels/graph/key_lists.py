@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..arguments import check_dense
 from .csr import MAX_DIM
 from .edge_list import EdgeList
 
@@ -21,8 +22,7 @@ class KeyLists:
 
     def __post_init__(self) -> None:
         indices = self.indices
-        if not isinstance(indices, torch.Tensor):
-            raise TypeError(f"KeyLists: got {type(indices).__name__}; a torch.Tensor is needed")
+        check_dense("KeyLists", indices)
         if indices.dim() not in (2, 3) or indices.dtype not in (torch.int32, torch.int64) or 0 in indices.shape[1:-1]:
             raise ValueError(
                 f"KeyLists: got {indices.dtype} of shape {tuple(indices.shape)}; [num_rows, k] or "

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import AttentionPlan
-from ..arguments import check_dense
+from ..arguments import check_matrix
 from ..torch_side.autocast import input_type
 from ..torch_side.torch_private import is_traced
 from .base import Layer
@@ -60,9 +60,7 @@ class AGNNConv(Layer):
             TypeError, ValueError: an argument is wrong.
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
-        check_dense("x", x)
-        if x.dim() != 2 or not x.is_floating_point():
-            raise ValueError(f"x: got shape {tuple(x.shape)}, {x.dtype}; [N, F] of a floating type is needed")
+        check_matrix("x", x)
         unit = F.normalize(x, dim=1, eps=max(1e-12, torch.finfo(x.dtype).tiny))  # PyG's 1e-12 is 0 in float16
         query, key, value = (each[:, None] for each in ((self.beta * unit).to(x.dtype), unit, x))
         return self._attend(query, key, value, edge_index)[:, 0]

@@ -20,25 +20,67 @@ FUNCTIONS = {
 }
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
 COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+MOST_LEVELS = 100  # operations in each other: Python's recursion limit, of any version, is far above
 _ALLOWED = f"numbers, s, names of values, {' '.join(OPERATORS.values())} and {', '.join(FUNCTIONS)} are"
 
 Node = Callable[..., Any]
 
 
 @lru_cache(256)
-def parse(text: str) -> ast.expr:
+def parse(text: str, most_levels: int = MOST_LEVELS + 8) -> ast.expr:
     """The checked syntax tree of an expression.
 
+    Args:
+        most_levels: how many operations may lie in each other; multiplier, bias and clamp add a few to a caller's.
+
     Raises:
-        ValueError, TypeError: it is none; the text says which part, and what is allowed.
+        ValueError: it is none; the text says which part, and what is allowed.
     """
-    if not isinstance(text, str):
-        raise TypeError(f"expression: got {type(text).__name__}; a text such as 's + bias' is needed")
+    source = text.strip()
+    deep = f"expression: {len(text)} characters are nested too deeply; compute a part of it as a value"
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(f"expression: {text!r} cannot be read: {error.msg}; it is Python's arithmetic") from None
-    _check(tree, text)
+        tree = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes, lone surrogates
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise ValueError(f"expression: {text!r} cannot be read: {reason}; it is Python's arithmetic") from None
+    except (RecursionError, MemoryError):  # of the parser, far above `most_levels`
+        raise ValueError(deep) from None
+
+    def refuse(node: ast.AST) -> None:
+        raise ValueError(f"expression: {text!r} has {ast.get_source_segment(source, node)!r}; {_ALLOWED} allowed")
+
+    def visit(node: ast.expr, level: int, is_condition: bool = False) -> None:
+        if level > most_levels:
+            raise ValueError(deep)
+        match node:
+            case ast.Compare(ops=[op]) if is_condition and type(op) in COMPARISONS:
+                visit(node.left, level + 1), visit(node.comparators[0], level + 1)
+            case _ if is_condition:
+                raise ValueError(
+                    f"expression: {text!r} has where({ast.get_source_segment(source, node)}, ..); one comparison is "
+                    f"needed there, with {' '.join(COMPARISONS.values())}"
+                )
+            case ast.Constant(value=value):
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 3e38:
+                    refuse(node)
+            case ast.Name():
+                if node.id in FUNCTIONS:
+                    raise ValueError(f"expression: {text!r} has the function {node.id} without arguments")
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                visit(node.operand, level + 1)
+            case ast.BinOp() if type(node.op) in OPERATORS:
+                visit(node.left, level + 1), visit(node.right, level + 1)
+            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in FUNCTIONS:
+                if len(node.args) != FUNCTIONS[name]:
+                    raise ValueError(
+                        f"expression: {text!r} gives {name} {len(node.args)} arguments; it takes {FUNCTIONS[name]}"
+                    )
+                for place, argument in enumerate(node.args):
+                    visit(argument, level + 1, name == "where" and place == 0)
+            case _:
+                refuse(node)
+
+    visit(tree, 1)
     return tree
 
 
@@ -68,6 +110,8 @@ def evaluate(text: str, values: Mapping[str, torch.Tensor | float]) -> torch.Ten
 
     functions: dict[str, Node] = {
         **{name: getattr(torch, name) for name in ("exp", "log", "sqrt", "abs", "tanh", "sigmoid", "sin", "cos")},
+        **{"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div, "**": torch.pow},
+        **{"<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge},
         "relu": torch.relu,
         "min": torch.minimum,
         "max": torch.maximum,
@@ -81,7 +125,7 @@ def evaluate(text: str, values: Mapping[str, torch.Tensor | float]) -> torch.Ten
 
 
 def walk(tree: ast.expr, of_name: Node, of_number: Node, functions: Mapping[str, Node]) -> Any:
-    """Evaluate a checked tree with any objects that have Python's operators."""
+    """Evaluate a checked tree; `functions`: FUNCTIONS, OPERATORS and COMPARISONS by name or sign."""
 
     def visit(node: ast.expr) -> Any:
         match node:
@@ -89,68 +133,16 @@ def walk(tree: ast.expr, of_name: Node, of_number: Node, functions: Mapping[str,
                 return of_number(float(number))
             case ast.Name(id=name):
                 return of_name(name)
-            case ast.UnaryOp(op=op, operand=operand):
-                return -visit(operand) if isinstance(op, ast.USub) else visit(operand)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return functions["*"](of_number(-1.0), visit(operand))
+            case ast.UnaryOp(operand=operand):
+                return visit(operand)
             case ast.BinOp(left=left, op=op, right=right):
-                a, b = visit(left), visit(right)
-                match op:
-                    case ast.Add():
-                        return a + b
-                    case ast.Sub():
-                        return a - b
-                    case ast.Mult():
-                        return a * b
-                    case ast.Div():
-                        return a / b
-                return a**b
+                return functions[OPERATORS[type(op)]](visit(left), visit(right))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                a, b = visit(left), visit(right)
-                match op:
-                    case ast.Lt():
-                        return a < b
-                    case ast.LtE():
-                        return a <= b
-                    case ast.Gt():
-                        return a > b
-                return a >= b
+                return functions[COMPARISONS[type(op)]](visit(left), visit(right))
             case ast.Call(func=ast.Name(id=name), args=arguments):
                 return functions[name](*map(visit, arguments))
         raise AssertionError(ast.dump(node))
 
     return visit(tree)
-
-
-def _check(tree: ast.expr, text: str) -> None:
-    def refuse(node: ast.AST) -> None:
-        raise ValueError(f"expression: {text!r} has {ast.unparse(node)!r}; {_ALLOWED} allowed")
-
-    def visit(node: ast.expr, is_condition: bool = False) -> None:
-        match node:
-            case ast.Compare(ops=[op]) if is_condition and type(op) in COMPARISONS:
-                visit(node.left), visit(node.comparators[0])
-            case _ if is_condition:
-                raise ValueError(
-                    f"expression: {text!r} has where({ast.unparse(node)}, ..); one comparison is needed there, with "
-                    f"{' '.join(COMPARISONS.values())}"
-                )
-            case ast.Constant(value=value):
-                if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 3e38:
-                    refuse(node)
-            case ast.Name():
-                if node.id in FUNCTIONS:
-                    raise ValueError(f"expression: {text!r} has the function {node.id} without arguments")
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-                visit(node.operand)
-            case ast.BinOp() if type(node.op) in OPERATORS:
-                visit(node.left), visit(node.right)
-            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in FUNCTIONS:
-                if len(node.args) != FUNCTIONS[name]:
-                    raise ValueError(
-                        f"expression: {text!r} gives {name} {len(node.args)} arguments; it takes {FUNCTIONS[name]}"
-                    )
-                for place, argument in enumerate(node.args):
-                    visit(argument, name == "where" and place == 0)
-            case _:
-                refuse(node)
-
-    visit(tree)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..arguments import DTYPES, check_dense, finite_number
-from .score_expression import FUNCTIONS, SCORE, evaluate, names_in, parse, renamed
+from .score_expression import FUNCTIONS, MOST_LEVELS, SCORE, evaluate, names_in, parse, renamed
 from .score_source import KINDS, MOST_KEPT, NUMBER, count_values, expression_source
 
 MOST_NUMBERS = 8  # as in cuda/score/score_term_params.cuh
@@ -69,6 +69,8 @@ class ScoreTerm:
         head: Mapping[str, torch.Tensor] | None = None,
         **numbers: float,
     ) -> None:
+        if not isinstance(expression, str):
+            raise TypeError(f"expression: got {type(expression).__name__}; a text such as 's + bias' is needed")
         self.expression = expression
         given = dict(zip(KINDS, (row, col, edge, head), strict=True))
         for kind, values in given.items():
@@ -82,12 +84,7 @@ class ScoreTerm:
         # + 0.0: -0.0 and 0.0 are equal to caches, but 1 / x tells them apart.
         self.numbers = {name: finite_number(name, number) + 0.0 for name, number in numbers.items()}
         names = {kind: tuple(values) for kind, values in self.values.items()}
-        try:
-            self.text = _normalised(expression, (*names.items(), (NUMBER, tuple(numbers))))
-        except (RecursionError, MemoryError):  # MemoryError: of Python's parser
-            raise ValueError(
-                f"expression: {len(expression)} characters are nested too deeply; compute a part of it as a value"
-            ) from None
+        self.text = _normalised(expression, (*names.items(), (NUMBER, tuple(numbers))))
 
     def tensors(self) -> list[torch.Tensor]:
         """All values that are tensors."""
@@ -106,7 +103,7 @@ class ScoreTerm:
 @lru_cache(MOST_KEPT)  # layers make their term anew at every call
 def _normalised(expression: str, names: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
     """The expression with row0, column0, edge0, head0, number0, .. in place of the names of each kind."""
-    tree = parse(expression)
+    tree = parse(expression, MOST_LEVELS)
     new_names = {SCORE: SCORE}
     for kind, of_kind in names:
         for index, name in enumerate(of_kind):
@@ -128,7 +125,7 @@ def _normalised(expression: str, names: tuple[tuple[str, tuple[str, ...]], ...])
         raise ValueError(f"{unused[0]}: given, but {expression!r} does not name it")
     text = renamed(tree, new_names)
     _count_literals(text)
-    expression_source(text)  # finds values and derivatives that are not finite
+    expression_source(text)  # finds numbers that are not finite, and too many operations
     return text
 
 

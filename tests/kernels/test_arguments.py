@@ -12,6 +12,7 @@ from fused3s import (
     BackendUnavailableError,
     Dropout,
     EdgeData,
+    KeyLists,
     PlanRoom,
     ScoreTerm,
     capture_step,
@@ -58,8 +59,11 @@ def seeded(seed) -> dict:
             ValueError,
             r"dgl cannot run .* cannot reorder rows .* only fused3s can",
         ),
+        ({"reorder": torch.arange(20, device="meta")}, ValueError, "reorder: on the device meta, without values"),
         ({"edge_data": 1}, TypeError, "edge_data: got 1; True and False"),
         ({"backward": "yes"}, TypeError, "backward: got 'yes'; True and False"),
+        ({"device": 10**30}, ValueError, "device: got 1000.*; allowed are 'cpu', 'cuda'"),
+        ({"device": "cuda:1" + "0" * 30}, ValueError, "device: got 'cuda:1000.*; allowed are 'cpu', 'cuda'"),
         ({"backend": "fused"}, ValueError, "backend: got 'fused'; allowed are 'auto', 'fused3s', 'csr_unfused'"),
         ({"backend": []}, ValueError, r"backend: got \[\]; allowed are"),
         ({"device": "meta"}, ValueError, "device: got 'meta'; allowed are 'cpu', 'cuda'"),
@@ -166,12 +170,16 @@ def test_calls_of_layers(layer):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (lambda: AGNNConv()(torch.ones(5), None), ValueError, r"x: got torch.float32 \(5,\); .* \[N, F\] is needed"),
+        (lambda: AGNNConv()(torch.ones(5, 1).int(), None), ValueError, "x: got torch.int32"),
         (lambda: AGNNConv()(None, None), TypeError, "x: got NoneType; a torch.Tensor"),
         (lambda: SparseMHA(8, 0), ValueError, "num_heads: got 0"),
         (lambda: SparseMHA("8", 2), TypeError, "hidden_size: got '8'"),
         (lambda: Dropout("x"), TypeError, "dropout: got 'x'; a number"),
         (lambda: ScoreTerm("s + a", row=[1]), TypeError, "row: got list; a dict of tensors"),
         (lambda: ScoreTerm("s + a", col={5: rows()}), TypeError, "col: got the name 5; a text"),
+        (lambda: ScoreTerm(["s"]), TypeError, "expression: got list; a text such as"),
+        (lambda: ScoreTerm("s\udc80"), ValueError, "expression: .*udc80.* cannot be read"),
         (lambda: ScoreTerm("s * a", a="5"), TypeError, "a: got '5'; a number"),
         (lambda: ScoreTerm("s + 1 / 0"), ValueError, r"expression: 's \+ 1 / 0' is not finite"),
         (lambda: ScoreTerm("s * sqrt(-1)"), ValueError, r"is not finite and real"),
@@ -180,6 +188,16 @@ def test_calls_of_layers(layer):
         (lambda: split_qkv(rows()[:, 0], 0), ValueError, "num_heads: got 0"),
         (lambda: split_qkv([1], 1), TypeError, "qkv: got list"),
         (lambda: plan_many([GRAPH]), TypeError, r"graphs: a sequence of \(graph, shape\) is needed"),
+        (lambda: plan_many(None), TypeError, r"graphs: a sequence of \(graph, shape\) is needed"),
+        (lambda: plan_many((GRAPH, None) for _ in "ab"), TypeError, "graphs: a sequence of"),
+        (
+            lambda: KeyLists(torch.ones(2, 3).int().to_sparse()),
+            ValueError,
+            "KeyLists: got layout torch.sparse_coo; dense",
+        ),
+        (lambda: capture_step(None, None), TypeError, "run: got NoneType; a function"),
+        (lambda: capture_step(int, None), TypeError, "model: got NoneType; a torch.nn.Module is needed"),
+        (lambda: capture_step(int, torch.nn.ReLU(), 5), TypeError, "states: got int; optimisers, gradient scalers"),
         (lambda: capture_step(int, torch.nn.ReLU()), RuntimeError, "a CUDA graph needs .* this one has no parameters"),
         (lambda: copy_padded_(torch.ones(3), [1]), TypeError, "rows: got list; a torch.Tensor"),
         (
@@ -199,7 +217,36 @@ def test_other_calls(make, error, message):
 def test_a_single_call_checks_as_a_plan_does():
     with pytest.raises(ValueError, match=r"q: got shape \(19, 2, 8\), but the graph has 20 rows"):
         sparse_attention(rows()[:19], rows(), rows(), GRAPH)
+    with pytest.raises(ValueError, match="device: got 'meta'; allowed are 'cpu', 'cuda'"):
+        sparse_attention(*[rows().to("meta")] * 3, GRAPH)
     with pytest.raises(ValueError, match="q: got a nested tensor"):
         sparse_attention(NESTED, rows(), rows(), GRAPH)
     with pytest.raises(TypeError, match=r"graph: got builtins\.list"):
         sparse_attention(rows(), rows(), rows(), [1, 2])
+
+
+def test_tracing_is_refused_by_name():
+    plan = plan_attention(GRAPH, device="cpu")
+    for call in (
+        lambda q: plan(q, q, q),
+        lambda q: plan_attention(GRAPH, device="cpu")(q, q, q),
+        lambda q: sparse_attention(q, q, q, GRAPH),
+    ):
+        with pytest.raises(RuntimeError, match=r"torch\.jit\.trace cannot record attention"):
+            torch.jit.trace(call, rows())
+
+
+@pytest.mark.parametrize("backend", ["csr_unfused", "scatter", "reference"])
+def test_a_subclass_of_tensor_is_a_tensor(backend):
+    class Subclass(torch.Tensor):
+        pass
+
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(20, 2, 8, generator=generator, requires_grad=True) for _ in "qkv"]
+    plan = plan_attention(GRAPH, device="cpu", backend=backend, backward=True)
+    found, right = (
+        torch.autograd.grad(plan(*given).square().sum(), tensors)
+        for given in ([each.as_subclass(Subclass) for each in tensors], tensors)
+    )
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one.as_subclass(torch.Tensor), other)

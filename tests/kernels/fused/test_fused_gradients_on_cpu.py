@@ -33,6 +33,7 @@ def graph_with_a_hub() -> CSRPattern:
     ("heads", "dim", "planned", "with_edges"),
     [
         (1, 64, 64, False),
+        (1, 1, 1, False),
         (4, 8, 8, False),
         (2, 13, 13, True),
         (3, 13, 13, False),

@@ -5,6 +5,8 @@ import math
 import random
 import re
 import subprocess
+import sys
+from functools import reduce
 from itertools import product
 
 import pytest
@@ -60,12 +62,44 @@ def test_every_function_is_tried():
         ("s + 'b'", "allowed"),
         ("s + True", "allowed"),
         ("s + 1e39", "allowed"),
+        ("s + '\udc80'", "cannot be read"),
+        ("s\0", "cannot be read"),
+        ("s**" + "9" * 5000, "9999"),
+        ("s**0x" + "9" * 5000, "0x9999"),
+        ("[" * 150 + "]" * 150, "[[["),
+        ("9**9**9", "9.0 ** 387420489.0"),
+        ("s * 16777215**16777215", "16777215.0 ** 16777215.0"),
+        ("10**30**30 * s", "30.0 ** 30.0"),
+        ("log(-1) + s", "log(-1.0)"),
+        ("s * exp(1000)", "exp(1000.0)"),
+        ("s * 1e30 * 1e30 + 1e38 * 10", "1e+38 * 10.0"),
+        ("(-8)**(1 / 3) * s", "-8.0 ** 0.33"),
+        ("0**s", "log(0.0)"),  # of the derivative
+        (
+            "+".join(f"max({'+'.join(f'sin(s * {i}.{j})' for j in range(40))}, s)" for i in range(40)),
+            "more than 4096 operations",
+        ),
     ],
 )
 def test_what_is_no_expression(expression, text):
     with pytest.raises(ValueError, match="expression") as error:
         ScoreTerm(expression)
     assert text in str(error.value)
+
+
+def test_the_depth_is_bounded_whatever_python_allows():
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        for deep in ("exp(" * 100 + "s" + ")" * 100, "-" * 500 + "s", "+".join("s" * 101)):
+            with pytest.raises(ValueError, match="nested too deeply"):
+                ScoreTerm(deep)
+    finally:
+        sys.setrecursionlimit(limit)
+    term, q = ScoreTerm("tanh(" * 97 + "-s * 2" + ")" * 97), torch.ones(2, 1, 4)
+    edges = EdgeData(score=term, multiplier=torch.ones(2), bias=torch.zeros(2), clamp=3.0)
+    output = sparse_attention(q, q, q, torch.tensor([[0, 1], [1, 1]]), shape=(2, 2), edges=edges)
+    torch.testing.assert_close(output[1], q[1])
 
 
 def test_values_that_do_not_fit():
@@ -201,8 +235,11 @@ def compiled_on_cpu(expressions: list[str], folder) -> ctypes.CDLL:
 def test_kernels_have_the_values_and_derivatives_of_torch_at_every_kink_and_nan(tmp_path):
     draw, names = random.Random(0), ("s", "row0", "column0")
     expressions = [drawn_expression(draw, names) for _ in range(120)]
+    for level in ("abs({} - 1)", "max({}, row0)", "min(max({}, row0), s)", "clamp({} + row0, -1, 1)"):
+        expressions.append(reduce(lambda inner, _, level=level: level.format(inner), range(10), "s"))
     assert all(any(f"{name}(" in each for each in expressions) for name in KINKS)
     library = compiled_on_cpu(expressions, tmp_path)
+    unused = {"allow_unused": True, "materialize_grads": True}
     points = torch.tensor([*product((-2.0, -1.0, 0.0, 1.0, 2.0, torch.nan), repeat=3)])
     for i, expression in enumerate(expressions):
         found = torch.full((len(points), 4), torch.nan)
@@ -210,9 +247,9 @@ def test_kernels_have_the_values_and_derivatives_of_torch_at_every_kink_and_nan(
         leaves = [column.clone().requires_grad_() for column in points.T]
         value = eval(expression, {**KINKS, **dict(zip(names, leaves, strict=True))})
         finite = ~points.isnan().any(1)  # others have the gradient NaN: that of their row, times any derivative
-        wanted = torch.stack(torch.autograd.grad(value.sum(), leaves), 1)[finite]
+        wanted = torch.stack(torch.autograd.grad(value.sum(), leaves, **unused), 1)[finite]
         in_torch = evaluate(expression, dict(zip(names, leaves, strict=True)))
-        of_torch = torch.stack(torch.autograd.grad(in_torch.sum(), leaves), 1)[finite]
+        of_torch = torch.stack(torch.autograd.grad(in_torch.sum(), leaves, **unused), 1)[finite]
         for where, values, gradients in (("C++", found[:, 0], found[finite, 1:]), ("torch", in_torch, of_torch)):
             label = f"{expression} in {where}: ".__add__
             torch.testing.assert_close(values, value, rtol=0, atol=0, equal_nan=True, msg=label)

@@ -10,11 +10,12 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, edge_inputs, map_tensors, qkv
 from formula_backend import FormulaBackend
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from baselines import REGISTRY
-from fused3s import AttentionPlan, Dropout, plan_attention
+from fused3s import AttentionPlan, Dropout, plan_attention, sparse_attention
 from fused3s.backends.base import Gradients
 from models.graph_transformer import GraphTransformer
 
@@ -287,3 +288,20 @@ def test_gpu_cuda_graphs_of_torch_compile_read_the_plan_in_place():
         expected = case.plan(*case.tensors)
         for _ in range(4):
             torch.testing.assert_close(function(*case.tensors).clone(), expected)
+
+
+def test_a_compiled_call_without_a_plan_breaks_the_graph_at_planning_alone():
+    q, k, v = torch.randn(3, 20, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def call(graph):
+        return 2 * sparse_attention(q + 1, k, v, graph, shape=(20, 20))
+
+    compiled = torch.compile(call, backend="aot_eager", dynamic=True)
+    counters.clear()
+    for seed in range(3):
+        graph = torch.randint(20, (2, 50 + seed), generator=torch.Generator().manual_seed(seed))
+        found, right = (torch.autograd.grad(one(graph).square().sum(), q)[0] for one in (compiled, call))
+        torch.testing.assert_close(found, right)
+    assert len(counters["graph_break"]) == 1, counters["graph_break"]  # one reason
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="plan_outside_of_the_graph"):
+        torch.compile(call, backend="eager", fullgraph=True)(graph)
