@@ -21,6 +21,7 @@ from .backends.base import InputSpec
 from .errors import BackendUnavailableError
 from .fused.planning.gpu_csr import EdgeSource, PlanNumber
 from .graph.csr import MAX_DIM
+from .graph.edge_list import with_memory
 from .graph.edge_order import EdgeOrder
 from .graph.forms import checked_shape
 from .graph.grouped import grouped_ids
@@ -146,6 +147,7 @@ class PlanRoom:
     def _source_of(self, graph: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | KeyLists) -> EdgeSource:
         """The edges of the caller's graph. Shapes and types are checked, ids are not."""
         device, rows, lists = self.plan.device, self.shape[0], self._num_lists
+        graph = with_memory(graph)
         if isinstance(graph, KeyLists):
             is_flat = lists == 1 and graph.indices.dim() == 2
             _check_array("KeyLists", graph.indices, (rows, None) if is_flat else (rows, lists, None), device)

@@ -29,6 +29,19 @@ class EdgeList:
         return self.edge_index.shape[1]
 
 
+def with_memory(graph: Any) -> Any:
+    """The tensor that holds the ids of PyG's `EdgeIndex`, which has no memory of its own; any other graph as it is.
+
+    Raises:
+        TypeError: the graph is of another class of tensors without memory, such as a DTensor.
+    """
+    if not hasattr(graph, "__tensor_flatten__"):
+        return graph
+    if hasattr(graph, "as_tensor"):
+        return graph.as_tensor()
+    raise TypeError(f"graph: got a {type(graph).__name__}, which has no memory of its own; a torch.Tensor is needed")
+
+
 def edges_from_torch(matrix: torch.Tensor) -> EdgeList:
     """Edges of a 2-D `torch.sparse_coo` or `torch.sparse_csc` tensor in stored order, on its device.
 

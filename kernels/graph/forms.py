@@ -7,7 +7,7 @@ import torch
 
 from ..arguments import check_dense
 from .csr import MAX_DIM, SPARSE_LAYOUTS, CSRPattern, csr_pattern
-from .edge_list import EdgeList, edges_from_torch
+from .edge_list import EdgeList, edges_from_torch, with_memory
 from .key_lists import KeyLists
 
 Graph = CSRPattern | EdgeList
@@ -25,6 +25,7 @@ def graph_record(graph: Any, shape: tuple[int, int] | None, edge_ids: bool) -> G
     """
     if shape is not None:
         shape = checked_shape(shape)
+    graph = with_memory(graph)
     for array in graph if isinstance(graph, tuple) else (graph.indices if isinstance(graph, KeyLists) else graph,):
         if isinstance(array, torch.Tensor) and array.is_meta:
             raise ValueError("graph: on the device meta, without values; a plan reads its ids")
@@ -64,7 +65,7 @@ def _from_edge_index(edge_index: torch.Tensor, shape: tuple[int, int] | None) ->
             "int32 or int64: sources (keys), then targets (queries). For a dense matrix A: A.to_sparse_csr()"
         )
     _require_shape("an edge_index", shape)
-    if type(edge_index) is not torch.Tensor:  # PyG's EdgeIndex
+    if type(edge_index) is not torch.Tensor:
         edge_index = edge_index.as_subclass(torch.Tensor)
     return EdgeList(edge_index, shape)
 

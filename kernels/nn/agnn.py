@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import AttentionPlan
 from ..arguments import check_matrix
+from ..graph.edge_list import with_memory
 from ..torch_side.autocast import input_type
 from ..torch_side.torch_private import is_traced
 from .base import Layer
@@ -61,6 +62,7 @@ class AGNNConv(Layer):
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
         check_matrix("x", x)
+        edge_index = with_memory(edge_index)
         unit = F.normalize(x, dim=1, eps=max(1e-12, torch.finfo(x.dtype).tiny))  # PyG's 1e-12 is 0 in float16
         query, key, value = (each[:, None] for each in ((self.beta * unit).to(x.dtype), unit, x))
         return self._attend(query, key, value, edge_index)[:, 0]

@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import AttentionPlan, EdgeData, SlowerBackendWarning
 from ..arguments import MOST_COLUMNS, check_dense, check_integer, check_rate
 from ..graph.csr import MAX_DIM
+from ..graph.edge_list import with_memory
 from ..torch_side.autocast import input_type
 from .base import Layer
 from .cached.planned_edges import plan_edge_index, require_gradients
@@ -67,7 +68,7 @@ class AttentionConv(Layer):
             TypeError, ValueError: see `fused3s.nn.cached.planned_edges.plan_edge_index`.
         """
         sources, targets = two_sizes("num_nodes", num_nodes)
-        edges, _ = self.edges_and_features(edge_index, None, (targets, sources))
+        edges, _ = self.edges_and_features(with_memory(edge_index), None, (targets, sources))
         parameters = list(self.parameters())
         if backward is None:
             backward = torch.is_grad_enabled() and any(each.requires_grad for each in parameters)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import AttentionPlan, EdgeData, ScoreTerm
+from ..graph.edge_list import with_memory
 from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, two_sizes
 from .cached.edge_scores import attend_traced, ends_of_edges, refuse_plan, weights_of_edges
@@ -125,6 +126,7 @@ class GATConv(AttentionConv):
             CaptureError: a CUDA graph is captured, and self-loops of a new edge_index would be waited for.
         """
         source, target = ends_of(x, needs_targets=False)
+        edge_index = with_memory(edge_index)
         root = self.res(target) if self.res is not None and target is not None else None
         num_targets = source.shape[0] if target is None else target.shape[0]
         if isinstance(edge_index, AttentionPlan) or (size is None and is_sparse(edge_index)):

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from .. import AttentionPlan, BoundEdges
 from ..arguments import check_dense
+from ..graph.edge_list import with_memory
 from ..terms.edge_data import MAX_FEATURES
 from ..torch_side.side_by_side import RowParts
 from ..torch_side.torch_private import is_traced
@@ -154,6 +155,7 @@ class TransformerConv(JointModule, AttentionConv):
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
         source, target = ends_of(x)
+        edge_index = with_memory(edge_index)
         if self._is_lazy:
             of_sources = ((layer, source) for layer in (self.lin_key, self.lin_value))
             self.materialise((self.lin_query, target), *of_sources, (self.lin_skip, target))

@@ -3,9 +3,12 @@
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from torch_geometric import EdgeIndex
 
 import fused3s.nn
 from fused3s import Dropout, plan_attention
+from fused3s.graph.forms import graph_record
+from fused3s.nn.cached import planned_edges
 
 pytestmark = pytest.mark.usefixtures("formula")
 WITH_EDGES = ["TransformerConv", "GATConv", "GATv2Conv"]
@@ -207,3 +210,34 @@ def test_an_exported_layer_takes_other_graphs(graph, kind, edge_dim):
 def test_a_trace_gets_a_sentence(graph, kind):
     with pytest.raises(RuntimeError, match=r"torch\.jit\.trace: .* torch\.export"):
         torch.jit.trace(pair(kind)[1], graph[:2])
+
+
+class NoMemory(torch.Tensor):
+    """As a DTensor: operations work by another tensor, which kernels cannot see."""
+
+    def __tensor_flatten__(self):
+        return [], None
+
+
+@pytest.mark.parametrize("kind", ["TransformerConv", "GATConv", "GATv2Conv", "AGNNConv"])
+def test_kernels_get_the_memory_of_an_edge_index_of_pyg(graph, kind, monkeypatch):
+    x, edges, _ = graph
+    given = EdgeIndex(edges, sparse_size=(N, N)).sort_by("col").values
+    assert given.data_ptr() == 0
+    arguments = () if kind == "AGNNConv" else (8, 4)
+    layer = getattr(fused3s.nn, kind)(*arguments, backend="scatter").double()
+    planned = []
+
+    def recorded(graph, **options):
+        planned.append(graph)
+        return plan_attention(graph, **options)
+
+    monkeypatch.setattr(planned_edges, "plan_attention", recorded)
+    out = layer(x, given)
+    torch.testing.assert_close(out, layer(x, given.as_tensor().clone()))
+    if kind != "AGNNConv":
+        torch.testing.assert_close(layer(x, layer.plan(given, N)), out)
+    assert all(type(each) is torch.Tensor and each.data_ptr() for each in planned)
+    assert graph_record(given, (N, N), None).edge_index is given.as_tensor()
+    with pytest.raises(TypeError, match="got a NoMemory, which has no memory of its own"):
+        layer(x, edges.as_subclass(NoMemory))
