@@ -29,7 +29,7 @@ from .terms.edge_data import (
 from .terms.edge_groups import bind_groups, edges_of_call, groups_of
 from .torch_side.autograd import attend_with_gradients, is_differentiated
 from .torch_side.call_shapes import CallShape, HeadGroups, check_results, check_tensors
-from .torch_side.operators import attend_as_operator, numbered
+from .torch_side.operators import OF_PLAN, attend_as_operator, numbered
 from .torch_side.tensor_record import num_bytes
 from .torch_side.torch_private import dispatch_modes
 
@@ -160,7 +160,7 @@ class AttentionPlan:
             self.require_backward()
         with_lse = return_lse or differentiated
         if not backend.traceable and (torch.compiler.is_compiling() or dispatch_modes() > 0):
-            output, lse = attend_as_operator(self.backend, self._number, call, with_lse)
+            output, lse = attend_as_operator(OF_PLAN, self.backend, (self._number,), call, with_lse)
         else:
             lse = torch.empty(call.query.shape[:2], dtype=torch.float32, device=q.device) if with_lse else None
             if lse is not None:

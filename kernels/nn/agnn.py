@@ -18,7 +18,7 @@ from ..graph.edge_list import with_memory
 from ..torch_side.autocast import input_type
 from ..torch_side.torch_private import is_traced
 from .base import Layer
-from .cached.edge_attention import attend_edges
+from .cached.edge_attention import NO_LOOPS, attend_edges
 from .cached.planned_edges import plan_edge_index, require_gradients
 from .cached.self_loops import check_graph, edges_with_self_loops
 
@@ -67,17 +67,17 @@ class AGNNConv(Layer):
         query, key, value = (each[:, None] for each in ((self.beta * unit).to(x.dtype), unit, x))
         return self._attend(query, key, value, edge_index)[:, 0]
 
-    @torch.compiler.disable
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, edge_index: Tensor | AttentionPlan) -> Tensor:
-        """[N, 1, F]. Not for torch.compile: the plan is looked up by the tensor."""
+        """[N, 1, F]."""
         plan, num_nodes = edge_index, query.shape[0]
         if not isinstance(plan, AttentionPlan):
             check_graph(edge_index, (num_nodes, num_nodes))
+            if is_traced(query):
+                num_loops = num_nodes if self.add_self_loops else NO_LOOPS
+                options = {"backend": self.backend, "cache": self.cache, "scale": 1.0}
+                return attend_edges(query, key, value, edge_index, num_loops=num_loops, **options)
             if self.add_self_loops:
                 edge_index = edges_with_self_loops(edge_index, num_nodes, cache=self.cache, allows_padding=True)
-            if is_traced(query):
-                options = {"backend": self.backend, "cache": self.cache, "scale": 1.0}
-                return attend_edges(query, key, value, edge_index, **options)
             plan = plan_edge_index(
                 edge_index,
                 (num_nodes, num_nodes),

@@ -1,16 +1,19 @@
 """The base class of GATConv, GATv2Conv and TransformerConv: arguments, plan, attention call, end of the layer."""
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .. import AttentionPlan, EdgeData, SlowerBackendWarning
+from .. import AttentionPlan, BoundEdges, SlowerBackendWarning
 from ..arguments import MOST_COLUMNS, check_dense, check_integer, check_rate
 from ..graph.csr import MAX_DIM
 from ..graph.edge_list import with_memory
 from ..torch_side.autocast import input_type
+from ..torch_side.torch_private import is_traced
 from .base import Layer
+from .cached.edge_attention import NO_LOOPS, attend_edges
 from .cached.planned_edges import plan_edge_index, require_gradients
 from .cached.self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 from .lazy_linear import check_columns
@@ -110,10 +113,11 @@ class AttentionConv(Layer):
             features = self.as_weights(features)
         if not self.add_self_loops:
             return edge_index, features
-        num_loops, allows_padding = min(shape), features is None and not wants_weights
-        edges = edges_with_self_loops(edge_index, num_loops, cache=self.cache, allows_padding=allows_padding)
+        num_loops, options = min(shape), {"cache": self.cache}
+        options["allows_padding"] = not wants_weights and (features is None or is_traced(edge_index))
+        edges = edges_with_self_loops(edge_index, num_loops, **options)
         if features is not None:
-            features = features_with_self_loops(features, edge_index, num_loops, self.fill_value, cache=self.cache)
+            features = features_with_self_loops(features, edge_index, num_loops, self.fill_value, **options)
         return edges, features
 
     def as_weights(self, features: Tensor) -> Tensor:
@@ -145,25 +149,34 @@ class AttentionConv(Layer):
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        graph: Tensor | AttentionPlan,
         edges: Tensor | AttentionPlan,
-        data: EdgeData,
-        needs_gradients: bool,
-        scale: float | None = None,
+        terms: BoundEdges,
+        scale: float = 1.0,
     ) -> Tensor:
-        """[targets, H, C]: attention with dropout in training mode. Not for torch.compile: the plan is looked up by the
-        tensor.
+        """[targets, H, C]: attention with dropout in training mode.
 
         Args:
             query: [targets, H, C]; key, value: [sources, H, C].
-            edges: an edge_index, or its plan.
-            needs_gradients: whether autograd records one of the inputs.
-            scale: of the scores; None: 1/sqrt(C).
+            graph: the caller's edge_index, or a plan; traced calls look its plan up.
+            edges: from `edges_and_features`, or a plan of them. The graph itself if it has the self-loops.
+            terms: weights and score; its edge values are in the order of `edges`.
+            scale: of the scores.
         """
-        backward = torch.is_grad_enabled() and needs_gradients
-        plan = self.plan_edges(edges, (len(query), len(key)), value.dtype, backward)
+        if not isinstance(graph, AttentionPlan) and is_traced(value):
+            num_loops = NO_LOOPS if edges is graph else min(query.shape[0], key.shape[0])
+            options = {"backend": self.backend, "cache": self.cache, "dropout": self.dropout_rate, "scale": scale}
+            return attend_edges(query, key, value, graph, terms, num_loops=num_loops, **options)
+        given = (query, key, value, *terms.tensors())
+        backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
+        plan = self.plan_edges(edges, (query.shape[0], key.shape[0]), value.dtype, backward)
+        if terms.edge_values is not None:
+            values = terms.edge_values.index_select(0, plan.edge_order.edge_of_csr)
+            terms = replace(terms, order=plan.edge_order, edge_values=values)
+        else:
+            terms = replace(terms, order=plan.shape)
         with torch.autocast(value.device.type, enabled=False):
-            bound = plan.bind_edges(data, check_values=False)
-            out = plan(query, key, value, scale=scale, edges=bound, dropout=self.dropout_rate)
+            out = plan(query, key, value, scale=scale, edges=terms, dropout=self.dropout_rate)
         require_gradients(out, value, plan.backend)
         return out
 

@@ -13,13 +13,14 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from .. import AttentionPlan, EdgeData, ScoreTerm
+from .. import AttentionPlan
 from ..graph.edge_list import with_memory
+from ..terms.edge_data import scored_edges
 from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, two_sizes
-from .cached.edge_scores import attend_traced, ends_of_edges, refuse_plan, weights_of_edges
+from .cached.edge_scores import ends_of_edges, refuse_plan, weights_of_edges
 from .cached.self_loops import check_fill_value, is_sparse
-from .joint.gat import SCORE, SCORE_OF_EDGES, GATCall
+from .joint.gat import GATCall, score_of
 from .joint.one_node import run_as_node, takes_plan
 from .joint.parameters import joint_parameters, plain_weight
 from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
@@ -138,16 +139,16 @@ class GATConv(AttentionConv):
                 raise ValueError(f"size: {got}; leave it out, but for x = (sources, None)")
         shape = num_targets, source.shape[0]
         edges, features = self.edges_and_features(edge_index, edge_attr, shape, return_attention_weights)
-        edge_scores = None
+        graph, edge_scores = edges if return_attention_weights else edge_index, None
         if features is not None and (is_traced(features) or len(features)):  # as in PyG, without edges no gradient
             edge_scores = self._edge_scores(features)
         if not (return_attention_weights or target is None):
             joint = joint_parameters((source, target), self._projections())
             if joint is not None and len(joint[1]) == 2:  # weights alone: layers of the user's may have biases
-                out = self._attend_as_node(source, target, *joint, edge_scores, edges, self.joint_bias(root))
+                out = self._attend_as_node(source, target, *joint, edge_scores, (graph, edges), self.joint_bias(root))
                 return out if out.dim() == 2 else self.finish(out, root)
         values, *scores = *self._values_and_scores(source, target), edge_scores
-        out = self.finish(self._attend(values, *scores, edges, shape[0]), root)
+        out = self.finish(self._attend(values, *scores, graph, edges, shape[0]), root)
         if not return_attention_weights:
             return out
         refuse_plan(edge_index)
@@ -175,7 +176,7 @@ class GATConv(AttentionConv):
         dtype: torch.dtype,
         weights: list[Tensor],
         edge_scores: Tensor | None,
-        edge_index: Tensor,
+        graphs: tuple[Tensor | AttentionPlan, Tensor | AttentionPlan],
         bias: Tensor | None,
     ) -> Tensor:
         """[targets, H C] with a bias, else [targets, H, C]; as one autograd node where the backend has a backward pass
@@ -183,19 +184,20 @@ class GATConv(AttentionConv):
 
         Args:
             dtype, weights: from `joint_parameters`.
+            graphs: the caller's edge_index or plan, and its edges with self-loops.
         """
         of_source, of_target = weights
         ends = (None, None) if target is source and of_target is of_source else (target, of_target)
         given = source, of_source, self.att_src, *ends, self.att_dst
         watched = given if edge_scores is None else (*given, edge_scores)
         backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in watched)
-        plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
+        graph, edges = graphs
+        plan = self.plan_edges(edges, (target.shape[0], source.shape[0]), dtype, backward)
         if not takes_plan(plan, target, source, dtype, self.out_channels):
-            return self._attend(*self._values_and_scores(source, target), edge_scores, plan, target.shape[0])
-        score, values = SCORE, None
+            return self._attend(*self._values_and_scores(source, target), edge_scores, graph, plan, target.shape[0])
+        score, values = score_of(row=True, edge=edge_scores is not None), None
         if edge_scores is not None:
-            edge_scores = edge_scores.to(dtype).index_select(0, plan.edge_order.edge_of_csr)
-            score, values = SCORE_OF_EDGES, edge_scores.unsqueeze(-1)
+            values = edge_scores.to(dtype).index_select(0, plan.edge_order.edge_of_csr).unsqueeze(-1)
         call = GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate)
         with torch.autocast(source.device.type, enabled=False) if dtype is not of_source.dtype else nullcontext():
             return run_as_node(call, values, bias, *given)
@@ -208,31 +210,27 @@ class GATConv(AttentionConv):
         weight = weight.unflatten(0, of_heads)  # [H, C, edge_dim]
         return features @ torch.einsum("hcd,hc->dh", weight, self.att_edge[0])
 
-    @torch.compiler.disable
     def _attend(
         self,
         values: Tensor,
         row_scores: Tensor | None,
         column_scores: Tensor,
         edge_scores: Tensor | None,
+        graph: Tensor | AttentionPlan,
         edges: Tensor | AttentionPlan,
         num_targets: int,
     ) -> Tensor:
         """[targets, H, C]."""
-        if is_traced(values):
-            shape = num_targets, values.shape[0]
-            scores = self._scores_of_edges(row_scores, column_scores, edge_scores, edges, shape)
-            return attend_traced(values, scores, edges, num_targets, self.dropout_rate)
-        given = [each for each in (values, row_scores, column_scores, edge_scores) if each is not None]
-        row = {} if row_scores is None else {"row": row_scores}
-        edge = {} if edge_scores is None else {"edge": edge_scores.to(values.dtype)}
-        total = " + ".join(["column", *row, *edge])
-        col = {"column": column_scores}
-        term = ScoreTerm(f"leaky_relu({total}, slope)", row=row, col=col, edge=edge, slope=self.negative_slope)
-        nothing = values.new_zeros(self.out_channels)  # queries and keys, which the term does not read
-        query, key = (nothing.expand(length, self.heads, -1) for length in (num_targets, len(values)))
-        needs_gradients = any(each.requires_grad for each in given)
-        return self.attend(query, key, values, edges, EdgeData(score=term), needs_gradients)
+        score = score_of(row_scores is not None, edge_scores is not None)
+        wide = torch.promote_types(values.dtype, torch.float32)
+        terms = {"column_values": column_scores.to(wide).unsqueeze(-1)}
+        if row_scores is not None:
+            terms["row_values"] = row_scores.to(wide).unsqueeze(-1)
+        if edge_scores is not None:
+            terms["edge_values"] = edge_scores.to(values.dtype).unsqueeze(-1)
+        nothing = values.new_zeros(self.out_channels)  # queries and keys, which the score does not read
+        query, key = (nothing.expand(length, self.heads, -1) for length in (num_targets, values.shape[0]))
+        return self.attend(query, key, values, graph, edges, scored_edges(None, score, (self.negative_slope,), **terms))
 
     def _scores_of_edges(
         self,

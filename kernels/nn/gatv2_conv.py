@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import AttentionPlan, EdgeData, ScoreTerm
+from .. import AttentionPlan, BoundEdges
 from ..graph.edge_list import with_memory
+from ..terms.edge_data import scored_edges
 from ..torch_side.side_by_side import RowParts
-from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
-from .cached.edge_scores import attend_traced, ends_of_edges, refuse_plan, scores_of_edges, weights_of_edges
+from .cached.edge_scores import ends_of_edges, refuse_plan, scores_of_edges, weights_of_edges
 from .cached.self_loops import check_fill_value
 from .joint.gat import GATv2Call
 from .joint.one_node import run_as_node, takes_plan
@@ -107,12 +107,13 @@ class GATv2Conv(JointModule, AttentionConv):
             self.materialise((self.res, target), (self.lin_l, source), (self.lin_r, target))
         shape = target.shape[0], source.shape[0]
         edges, features = self.edges_and_features(edge_index, edge_attr, shape, return_attention_weights)
+        graph = edges if return_attention_weights else edge_index
         root = None if self.res is None else self.res(target)
         if not (return_attention_weights or self.share_weights) and features is None:
             inputs = (target,) if target is source else (target, source)
             joint = joint_parameters(inputs, self.joint_layers())
             if joint is not None:
-                out = self._attend_as_node(inputs, *joint, edges, self.joint_bias(root))
+                out = self._attend_as_node(inputs, *joint, (graph, edges), self.joint_bias(root))
                 return out if out.dim() == 2 else self.finish(out, root)
         queries, keys = self._queries_and_keys(source, target)
         scores = None
@@ -121,9 +122,9 @@ class GATv2Conv(JointModule, AttentionConv):
         if return_attention_weights or features is not None:
             scores = self._edge_scores(queries, keys, features, edges)
         if features is None:
-            out = self._attend(queries, keys, edges)
+            out = self._attend(queries, keys, graph, edges)
         else:
-            out = self._attend_by_scores(queries, keys, scores, edges)
+            out = self._attend_by_scores(queries, keys, scores, graph, edges)
         out = self.finish(out, root)
         if not return_attention_weights:
             return out
@@ -144,20 +145,15 @@ class GATv2Conv(JointModule, AttentionConv):
 
         return scores_of_edges(score, source.shape[0], self.heads * self.out_channels)
 
-    @torch.compiler.disable
-    def _attend_by_scores(self, queries: Tensor, keys: Tensor, scores: Tensor, edge_index: Tensor) -> Tensor:
+    def _attend_by_scores(self, queries: Tensor, keys: Tensor, scores: Tensor, graph: Tensor, edges: Tensor) -> Tensor:
         """[targets, H, C]: softmax of the scores [E, H], times the keys."""
-        if is_traced(keys):
-            return attend_traced(keys, scores, edge_index, queries.shape[0], self.dropout_rate)
-        if keys.is_cuda:
+        if keys.is_cuda and not torch.compiler.is_compiling():
             warn_of_slower_layer(
                 "GATv2Conv with edge_attr computes its scores in plain torch: the fused kernels have no features "
                 "inside of the leaky ReLU. Softmax and weighted sum are fused"
             )
-        term = ScoreTerm("score", edge={"score": scores.to(keys.dtype)})
-        needs_gradients = scores.requires_grad or keys.requires_grad
-        unread = queries.detach(), keys.detach()  # the term reads no products
-        return self.attend(*unread, keys, edge_index, EdgeData(score=term), needs_gradients)
+        terms = scored_edges(None, "edge0", (), edge_values=scores.to(keys.dtype).unsqueeze(-1))
+        return self.attend(queries.detach(), keys.detach(), keys, graph, edges, terms)  # the score reads no products
 
     def joint_layers(self) -> tuple[nn.Module, ...]:
         return self.lin_r, self.lin_l
@@ -174,7 +170,7 @@ class GATv2Conv(JointModule, AttentionConv):
         inputs: tuple[Tensor, ...],
         dtype: torch.dtype,
         parameters: list[Tensor],
-        edge_index: Tensor,
+        graphs: tuple[Tensor | AttentionPlan, Tensor | AttentionPlan],
         bias: Tensor | None,
     ) -> Tensor:
         """[targets, H C] with a bias, else [targets, H, C]; as one autograd node where the backend has a backward pass
@@ -183,21 +179,20 @@ class GATv2Conv(JointModule, AttentionConv):
         Args:
             inputs: x, or those of the targets and of the sources.
             dtype, parameters: from `joint_parameters`.
+            graphs: the caller's edge_index or plan, and its edges with self-loops.
         """
         target, source, given = inputs[0], inputs[-1], (self.att, bias, *inputs, *parameters)
         backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
-        plan = self.plan_edges(edge_index, (target.shape[0], source.shape[0]), dtype, backward)
+        graph, edges = graphs
+        plan = self.plan_edges(edges, (target.shape[0], source.shape[0]), dtype, backward)
         if not takes_plan(plan, target, source, dtype, self.out_channels):
-            return self._attend(*self._queries_and_keys(source, target), plan)
+            return self._attend(*self._queries_and_keys(source, target), graph, plan)
         projections = Projections(self._joint_parts if len(inputs) == 1 else self._parts, self._memory, dtype)
         return run_as_node(GATv2Call(plan, projections, self.negative_slope, self.dropout_rate), *given)
 
-    @torch.compiler.disable
-    def _attend(self, queries: Tensor, keys: Tensor, edges: Tensor | AttentionPlan) -> Tensor:
+    def _attend(
+        self, queries: Tensor, keys: Tensor, graph: Tensor | AttentionPlan, edges: Tensor | AttentionPlan
+    ) -> Tensor:
         """[targets, H, C]; the keys are the values, too."""
-        if is_traced(keys):
-            scores = self._edge_scores(queries, keys, None, edges)
-            return attend_traced(keys, scores, edges, queries.shape[0], self.dropout_rate)
-        data = EdgeData(additive_weight=self.att[0].to(queries.dtype), additive_slope=self.negative_slope)
-        needs_gradients = queries.requires_grad or keys.requires_grad
-        return self.attend(queries, keys, keys, edges, data, needs_gradients, scale=1.0)
+        terms = BoundEdges(additive_weight=self.att[0].to(queries.dtype), additive_slope=self.negative_slope)
+        return self.attend(queries, keys, keys, graph, edges, terms)

@@ -298,16 +298,15 @@ class TransformerConv(JointModule, AttentionConv):
         plan = edge_index
         if not isinstance(plan, AttentionPlan):
             if is_traced(query):
-                return attend_edges(
-                    *(query, key, value, edge_index),
-                    backend=self._backend_for(edge_index),
-                    cache=self.cache,
-                    scale=scale,
-                    features=None if weight is None else edge_attr.to(query.dtype),
-                    key_weight=weight,
-                    value_weight=weight,
-                    dropout=dropout,
-                )
+                terms = None
+                if weight is not None:
+                    features = edge_attr.to(query.dtype)
+                    columns = features.shape[1]
+                    terms = BoundEdges(
+                        padded_features=features, num_features=columns, key_weight=weight, value_weight=weight
+                    )
+                options = {"backend": self._backend_for(edge_index), "cache": self.cache}
+                return attend_edges(query, key, value, edge_index, terms, scale=scale, dropout=dropout, **options)
             shape = (query.shape[0], key.shape[0])
             plan = self.plan_edges(edge_index, shape, query.dtype, query.requires_grad or key.requires_grad)
         if weight is None:

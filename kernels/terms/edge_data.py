@@ -240,7 +240,9 @@ def bind(
     return replace(bound, **values, score=term.text, score_numbers=term.numbers, checked_score=checked)
 
 
-def scored_edges(order: EdgeOrder, score: str, numbers: tuple[float, ...], **values: torch.Tensor | None) -> BoundEdges:
+def scored_edges(
+    order: EdgeOrder | None, score: str, numbers: tuple[float, ...], **values: torch.Tensor | None
+) -> BoundEdges:
     """Bound edges that are a score term alone: a normalised expression, its numbers, and fields of values for them."""
     checked = score_shape(score, numbers, *map(values.get, VALUES))
     return BoundEdges(order, score=score, score_numbers=numbers, checked_score=checked, **values)

@@ -1,37 +1,38 @@
-"""Attention as torch operators, `fused3s::attention` and `fused3s::attention_backward`, for torch.compile and export.
+"""Attention as torch operators, each with another one as its backward pass, for torch.compile and export.
 
-A compiled function calls the operators instead of the backend, without a graph break. Operators take no Python objects:
-they get the number of a plan, and run the plan itself, with its state: errors, exact sizes, streams. With dynamic=True,
-plans share compiled code.
+    fused3s::attention           of a plan, which it gets by number
+    fused3s::attention_of_edges  of an edge_index, which it plans or whose plan it looks up (`nn.cached.edge_attention`)
+
+A compiled function calls the operators instead of the backend, without a graph break. Operators take no Python objects.
+They run the plan itself, with its state: errors, exact sizes, streams. Neither the plan nor the sizes of a graph are
+part of the compiled code: with dynamic=True, graphs share it.
 
 An exported program (torch.export) holds the number of its plan: it runs in this process while the plan lives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from ..backends import REGISTRY
 from ..backends.base import BackwardCall, Call
 from ..runtime.semaphores import fresh_semaphores
 from ..terms.dropout import Dropout
-from ..terms.edge_data import FLOATS, TENSORS, BoundEdges
+from ..terms.edge_data import FLOATS, MAX_FEATURES, TENSORS, BoundEdges
 from .autograd import gradients_of, names_of
 from .once_differentiable import refuse_double_backward
 
 # Tensors of `BoundEdges` that are not None (torch cannot differentiate lists with None); which ones those are; its
 # additive slope, and the numbers of its score term; rate of the dropout or 0; expression of the score term or "".
 EDGES = "Tensor[] edge_tensors, bool[] is_given, float[] edge_numbers, float dropout, str score"
-INPUTS = f"Tensor query, Tensor key, Tensor value, str backend, SymInt plan, float scale, {EDGES}"
 LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
-LIBRARY.define(f"attention({INPUTS}, ScalarType out_dtype, bool with_lse) -> (Tensor output, Tensor lse)")
-LIBRARY.define(
-    f"attention_backward({INPUTS}, Tensor output, Tensor lse, Tensor grad_output, Tensor? grad_lse, bool[] wanted)"
-    " -> Tensor[]"
-)
+OF_EDGES = tuple(TENSORS.index(name) for name in ("padded_features", "edge_values"))  # with an entry for each edge
 # AttentionPlans by number, while they live. Numbers are never used twice.
 _plans: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = count()
@@ -44,28 +45,32 @@ def numbered(plan: Any) -> int:
     return number
 
 
-def _data_of(backend: str, number: int, lse: torch.Tensor | None = None) -> Any:
-    """The data of a plan: for a backward pass those that `_attention` noted on the memory of `lse`."""
-    if lse is not None and (data := getattr(lse.untyped_storage(), "plan_data", None)) is not None:
-        return data
+def _plan_of(backend: str, number: int, *_: Any) -> tuple[Any, None]:
     if number not in _plans:
         raise RuntimeError(
             f"a traced program calls a plan of backend {backend} that is gone: the program holds only its number; keep "
             "the plan while the program runs, and trace it anew in another process"
         )
-    return _plans[number].data
+    return _plans[number], None
 
 
-def attend_as_operator(backend: str, number: int, call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, log-sum-exp) of `Backend.attend`, with its gradients; the second is [0] unless `with_lse`."""
+def attend_as_operator(
+    operator: "Operator", backend: str, graph: Sequence[Any], call: Call, with_lse: bool
+) -> tuple[Tensor, Tensor]:
+    """(output, log-sum-exp) of `Backend.attend`, with its gradients; the second is [0] unless `with_lse`.
+
+    Args:
+        graph: the operator's own arguments.
+        call: edge data are in the order that `operator.plan_of` tells.
+    """
     edges = BoundEdges() if call.edges is None else call.edges
     is_given = [each is not None for each in edges.tensors()]
     tensors = [each for each in edges.tensors() if each is not None]
     rate = 0.0 if edges.dropout is None else edges.dropout.rate
     numbers = [edges.additive_slope, *edges.score_numbers]
-    inputs = call.query, call.key, call.value, backend, number, call.scale  # a slice fails in the Dynamo of torch 2.6
+    inputs = call.query, call.key, call.value, backend, *graph, call.scale  # a slice fails in the Dynamo of torch 2.6
     terms = tensors, is_given, numbers, rate, edges.score or ""
-    return torch.ops.fused3s.attention(*inputs, *terms, call.out_dtype, with_lse)
+    return getattr(torch.ops.fused3s, operator.name)(*inputs, *terms, call.out_dtype, with_lse)
 
 
 def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -> list[Any]:
@@ -74,101 +79,171 @@ def _places(given: Sequence[Any], is_given: Sequence[bool], other: Any = None) -
     return [next(rest) if each else other for each in is_given]
 
 
-def _call(inputs: Sequence[Any], out_dtype: torch.dtype, lse: torch.Tensor | None) -> Call:
-    """The call of `attend_as_operator`; `inputs`: as INPUTS."""
-    query, key, value, _, _, scale, edge_tensors, is_given, edge_numbers, dropout, score = inputs
-    edges = None
-    if edge_tensors or score:
-        tensors = _places(edge_tensors, is_given)
-        weights = dict(zip(TENSORS, tensors, strict=False))
-        sizes = [weights[name].shape[2] for name in ("key_weight", "value_weight") if weights[name] is not None]
-        sizes += [] if weights["key_factor"] is None else [weights["key_factor"].shape[0]]
-        template = BoundEdges(
-            num_features=next(iter(sizes), 0),
-            dropout=Dropout(dropout) if dropout else None,
-            score=score or None,
-            additive_slope=edge_numbers[0],
-            score_numbers=tuple(edge_numbers[1:]),
-        )
-        edges = template.with_tensors(tensors)
-    return Call(query, key, value, scale, out_dtype, lse, edges)
+def _edges_of(
+    edge_tensors: Sequence[Tensor], is_given: Sequence[bool], edge_numbers: Sequence[float], dropout: float, score: str
+) -> BoundEdges | None:
+    """The edges that `attend_as_operator` took apart."""
+    if not (edge_tensors or score):
+        return None
+    tensors = _places(edge_tensors, is_given)
+    weights = dict(zip(TENSORS, tensors, strict=False))
+    sizes = [weights[name].shape[2] for name in ("key_weight", "value_weight") if weights[name] is not None]
+    sizes += [] if weights["key_factor"] is None else [weights["key_factor"].shape[0]]
+    template = BoundEdges(
+        num_features=next(iter(sizes), 0),
+        dropout=Dropout(dropout) if dropout else None,
+        score=score or None,
+        additive_slope=edge_numbers[0],
+        score_numbers=tuple(edge_numbers[1:]),
+    )
+    return template.with_tensors(tensors)
 
 
-def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    *inputs, out_dtype, with_lse = inputs
-    lse = _new_lse(inputs[0], with_lse)
-    backend, call = REGISTRY[inputs[3]], _call(inputs, out_dtype, lse if with_lse else None)
-    # Keeps the plan until the backward pass, which refuses one whose memory was filled anew (`PlanRoom.fill`). On the
-    # memory, since torch.compile may save another tensor of it. CUDA graphs forget it: their plans live anyway.
-    data = lse.untyped_storage().plan_data = _data_of(*inputs[3:5])
-    if not backend.writes_lse:
-        call, _ = call._replace(lse=None), lse.zero_()
-    with fresh_semaphores():
-        return backend.attend(data, call).contiguous(), lse
+def _sorted(call: Call, order: Tensor | None) -> Call:
+    """The call with the tensors of OF_EDGES in the plan's order.
+
+    Raises:
+        ValueError: one has too few rows.
+    """
+    if order is None:
+        return call
+    tensors = [*call.edges.tensors()]
+    for place in OF_EDGES:
+        if tensors[place] is not None:
+            tensors[place] = tensors[place].index_select(0, order)
+    if tensors[0] is not None and tensors[0].shape[1] < MAX_FEATURES:  # kernels load whole rows
+        tensors[0] = functional.pad(tensors[0], (0, MAX_FEATURES - tensors[0].shape[1]))
+    return call._replace(edges=call.edges.with_tensors(tensors))
 
 
-def _attention_backward(*inputs: Any) -> list[torch.Tensor]:
-    """The wanted gradients, in the order of the fields of `Gradients`."""
-    *inputs, output, lse, grad_output, grad_lse, wanted = inputs
-    backend, data = REGISTRY[inputs[3]], _data_of(*inputs[3:5], lse)
-    call = _call(inputs, output.dtype, lse)
-    given = BackwardCall(call, output, grad_output, names_of(tuple(wanted)), grad_lse=grad_lse)
-    with fresh_semaphores():  # no `into`: results of an operator must not share memory
-        found = gradients_of(backend, data, given)
-    return [gradient.contiguous() for gradient in found if gradient is not None]
-
-
-def _fake_attention(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    *_, out_dtype, with_lse = others
-    return query.new_empty(query.shape, dtype=out_dtype), _new_lse(query, with_lse)
-
-
-def _fake_attention_backward(*inputs: Any) -> list[torch.Tensor]:
-    tensors, wanted = (*inputs[:3], *_places(*inputs[6:8])), inputs[-1]
-    return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(tensors, wanted, strict=False) if is_wanted]
-
-
-def _new_lse(query: torch.Tensor, with_lse: bool) -> torch.Tensor:
+def _new_lse(query: Tensor, with_lse: bool) -> Tensor:
     return query.new_empty(query.shape[:2] if with_lse else (0,), dtype=torch.float32)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, *plan, edge_tensors, is_given, edge_numbers, dropout, score, _, with_lse = inputs
-    if not with_lse:
-        ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, query, key, value, *edge_tensors)
-    ctx.call = plan, is_given, edge_numbers, dropout, score, with_lse
-
-
-def _differentiate(ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
-    plan, is_given, edge_numbers, dropout, score, with_lse = ctx.call
-    if not with_lse and not REGISTRY[plan[0]].autograd:
-        raise ValueError("fused3s::attention: called with with_lse=False, but its gradient reads the log-sum-exp")
-    output, lse, query, key, value, *edge_tensors = ctx.saved_tensors
-    if grad_output is None:
-        grad_output = torch.zeros_like(output)
-    of_edges = _places(ctx.needs_input_grad[6], is_given, False)[: len(FLOATS)]
-    wanted = [*ctx.needs_input_grad[:3], *of_edges]
-    inputs = query, key, value, *plan, edge_tensors, is_given, edge_numbers, dropout, score
-    found = torch.ops.fused3s.attention_backward(*inputs, output, lse, grad_output, grad_lse, wanted)
-    found = [*_places(found, wanted), None, None]  # types and seed have no gradient
-    of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
-    return *found[:3], None, None, None, of_edges, *(None,) * 6
-
-
-def _save_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.backend = inputs[3]
 
 
 def _refuse(ctx: Any, *grads: Any) -> NoReturn:
     refuse_double_backward(ctx.backend)
 
 
-for device in ("CPU", "CUDA"):
-    LIBRARY.impl("attention", _attention, device)
-    LIBRARY.impl("attention_backward", _attention_backward, device)
-torch.library.register_fake("fused3s::attention", _fake_attention, lib=LIBRARY)
-torch.library.register_fake("fused3s::attention_backward", _fake_attention_backward, lib=LIBRARY)
-torch.library.register_autograd("fused3s::attention", _differentiate, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("fused3s::attention_backward", _refuse, setup_context=_save_backend, lib=LIBRARY)
+def _save_backend(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.backend = inputs[3]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`fused3s::NAME` and `fused3s::NAME_backward`.
+
+    Attributes:
+        name: of the forward pass.
+        graph: schema of the arguments that tell the graph.
+        plan_of: gives the plan, and the places [nnz] that its edges have in the tensors of OF_EDGES, None if they are
+            in its order; of the backend, these arguments, the call, and whether gradients are wanted.
+        tags: of torch.
+    """
+
+    name: str
+    graph: str
+    plan_of: Callable[..., Any]
+    tags: tuple[torch.Tag, ...] = ()
+
+    def __post_init__(self) -> None:
+        inputs = f"Tensor query, Tensor key, Tensor value, str backend, {self.graph}, float scale, {EDGES}"
+        results = "(Tensor output, Tensor lse)"
+        LIBRARY.define(f"{self.name}({inputs}, ScalarType out_dtype, bool with_lse) -> {results}", tags=self.tags)
+        LIBRARY.define(
+            f"{self.name}_backward({inputs}, Tensor output, Tensor lse, Tensor grad_output, Tensor? grad_lse, "
+            "bool[] wanted) -> Tensor[]",
+            tags=self.tags,
+        )
+        backward, forward = f"{self.name}_backward", self.name
+        for device in ("CPU", "CUDA"):
+            LIBRARY.impl(forward, self._attend, device)
+            LIBRARY.impl(backward, self._attend_backward, device)
+        torch.library.register_fake(f"fused3s::{forward}", self._fake, lib=LIBRARY)
+        torch.library.register_fake(f"fused3s::{backward}", self._fake_backward, lib=LIBRARY)
+        autograd = {"setup_context": self._save, "lib": LIBRARY}
+        torch.library.register_autograd(f"fused3s::{forward}", self._differentiate, **autograd)
+        torch.library.register_autograd(f"fused3s::{backward}", _refuse, setup_context=_save_backend, lib=LIBRARY)
+
+    def _split(self, inputs: Sequence[Any]) -> tuple[Call, tuple[Any, ...]]:
+        """The call, and the arguments of `plan_of` before it."""
+        query, key, value, *plan, scale, edge_tensors, is_given, edge_numbers, dropout, score = inputs
+        edges = _edges_of(edge_tensors, is_given, edge_numbers, dropout, score)
+        return Call(query, key, value, scale, query.dtype, None, edges), plan
+
+    def _attend(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        *inputs, out_dtype, with_lse = inputs
+        call, plan = self._split(inputs)
+        plan, order = self.plan_of(*plan, call, with_lse)
+        lse, backend = _new_lse(call.query, with_lse), REGISTRY[plan.backend]
+        # Keeps the plan until the backward pass, which refuses one whose memory was filled anew (`PlanRoom.fill`). On
+        # the memory, since torch.compile may save another tensor of it. CUDA graphs forget it: their plans live anyway.
+        lse.untyped_storage().planned = plan, order, (data := plan.data)
+        writes_lse = with_lse and backend.writes_lse
+        call = _sorted(call, order)._replace(out_dtype=out_dtype, lse=lse if writes_lse else None)
+        if not writes_lse:
+            lse.zero_()
+        with fresh_semaphores():
+            return backend.attend(data, call).contiguous(), lse
+
+    def _attend_backward(self, *inputs: Any) -> list[Tensor]:
+        """The wanted gradients, in the order of the fields of `Gradients`."""
+        *inputs, output, lse, grad_output, grad_lse, wanted = inputs
+        given, plan = self._split(inputs)
+        planned = getattr(lse.untyped_storage(), "planned", None)
+        if planned is None:
+            plan, order = self.plan_of(*plan, given, True)
+            planned = plan, order, plan.data
+        plan, order, data = planned
+        call = _sorted(given, order)._replace(out_dtype=output.dtype, lse=lse)
+        backward = BackwardCall(call, output, grad_output, names_of(tuple(wanted)), grad_lse=grad_lse)
+        with fresh_semaphores():  # no `into`: results of an operator must not share memory
+            found = [*gradients_of(REGISTRY[plan.backend], data, backward)]
+        for place in OF_EDGES if order is not None else ():
+            if (gradient := found[3 + place]) is not None:
+                tensor = given.edges.tensors()[place]
+                gradient = gradient[:, : tensor.shape[1]].to(tensor.dtype)  # features are padded
+                found[3 + place] = torch.zeros_like(tensor).index_copy_(0, order.long(), gradient)
+        return [gradient.contiguous() for gradient in found if gradient is not None]
+
+    def _fake(self, query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        *_, out_dtype, with_lse = others
+        return query.new_empty(query.shape, dtype=out_dtype), _new_lse(query, with_lse)
+
+    def _fake_backward(self, *inputs: Any) -> list[Tensor]:
+        *inputs, _, _, _, _, wanted = inputs
+        *_, edge_tensors, is_given, _, _, _ = inputs
+        tensors = (*inputs[:3], *_places(edge_tensors, is_given))
+        return [tensor.new_empty(tensor.shape) for tensor, is_wanted in zip(tensors, wanted, strict=False) if is_wanted]
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *inputs, _, with_lse = inputs
+        if not with_lse:
+            ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        *head, edge_tensors, is_given, edge_numbers, dropout, score = inputs
+        tensors = [each for each in head if isinstance(each, Tensor)]  # q, k, v, and of an edge_index that
+        ctx.save_for_backward(*output, *edge_tensors, *tensors)
+        rest = [None if isinstance(each, Tensor) else each for each in head]
+        ctx.call = rest, len(edge_tensors), (is_given, edge_numbers, dropout, score), with_lse
+
+    def _differentiate(self, ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+        head, count, (is_given, *terms), with_lse = ctx.call
+        if not with_lse and not REGISTRY[head[3]].autograd:
+            raise ValueError(
+                f"fused3s::{self.name}: called with with_lse=False, but its gradient reads the log-sum-exp"
+            )
+        output, lse, *saved = ctx.saved_tensors
+        edge_tensors, tensors = saved[:count], iter(saved[count:])
+        head = [next(tensors) if each is None else each for each in head]
+        if grad_output is None:
+            grad_output = torch.zeros_like(output)
+        of_edges = _places(ctx.needs_input_grad[len(head)], is_given, False)[: len(FLOATS)]
+        wanted = [*ctx.needs_input_grad[:3], *of_edges]
+        backward = getattr(torch.ops.fused3s, f"{self.name}_backward")
+        found = backward(*head, edge_tensors, is_given, *terms, output, lse, grad_output, grad_lse, wanted)
+        found = [*_places(found, wanted), None, None]  # types and seed have no gradient
+        of_edges = [gradient for gradient, given in zip(found[3:], is_given, strict=False) if given]
+        return *found[:3], *(None,) * (len(head) - 3), of_edges, *(None,) * 6
+
+
+OF_PLAN = Operator("attention", "SymInt plan", _plan_of)

@@ -1,76 +1,25 @@
-"""Attention of an edge_index as one torch operator, `fused3s::attention_of_edges`, for torch.compile.
+"""Attention of an edge_index as one torch operator, `fused3s::attention_of_edges`, for torch.compile and torch.export.
 
-An eager layer plans the edge_index and calls the plan; a compiled one calls this operator, which looks up or builds the
-plan inside, so that neither the plan nor the sizes of a graph are part of the compiled code. The backward pass looks up
-the plan of the forward pass by the same tensor.
+An eager layer plans the edge_index and calls the plan; a traced one calls this operator, which looks up or builds the
+plan inside, so that neither the plan nor the sizes of a graph are part of the compiled code.
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from ... import AttentionPlan, Dropout
-from ...backends import REGISTRY
-from ...backends.base import BackwardCall
+from ... import AttentionPlan, BoundEdges, Dropout
+from ...backends.base import Call
 from ...runtime.semaphores import is_capturing
-from ...torch_side.autograd import gradients_of
-from ...torch_side.once_differentiable import refuse_double_backward
-from .planned_edges import bind_features, plan_edge_index
+from ...torch_side.autocast import input_type
+from ...torch_side.operators import Operator, attend_as_operator
+from .planned_edges import plan_edge_index
+from .self_loops import num_edges_of, with_self_loops
 
-INPUTS = (  # the fields of `EdgeCall`
-    "Tensor query, Tensor key, Tensor value, Tensor? features, Tensor? key_weight, Tensor? value_weight, "
-    "Tensor? dropout_seed, float dropout, float scale, Tensor edge_index, str backend, bool cache"
-)
-WANTED = ("query", "key", "value", "padded_features", "key_weight", "value_weight")  # fields of `Gradients`
-LIBRARY = torch.library.Library("fused3s", "FRAGMENT")
+NO_LOOPS = -1
 # A captured CUDA graph would keep the first plan. A torch without this tag: `_refuse_capture`.
 TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
-LIBRARY.define(f"attention_of_edges({INPUTS}, bool with_lse) -> (Tensor output, Tensor lse)", tags=TAGS)
-LIBRARY.define(
-    f"attention_of_edges_backward({INPUTS}, Tensor grad_output, Tensor output, Tensor lse, bool[] wanted) -> Tensor[]",
-    tags=TAGS,
-)
-
-
-class EdgeCall(NamedTuple):
-    """The arguments that both operators have; see `attend_edges`."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    features: Tensor | None
-    key_weight: Tensor | None
-    value_weight: Tensor | None
-    dropout_seed: Tensor | None
-    dropout: float
-    scale: float
-    edge_index: Tensor
-    backend: str
-    cache: bool
-
-    def plan(self, backward: bool) -> AttentionPlan:
-        _refuse_capture(self.query.device)
-        return plan_edge_index(
-            self.edge_index,
-            (self.query.shape[0], self.key.shape[0]),
-            backend=self.backend,
-            dtype=self.query.dtype,
-            head_dim=self.query.shape[2],
-            num_heads=self.query.shape[1],
-            edge_data=self.features is not None,
-            backward=backward,
-            cache=self.cache,
-        )
-
-    def options(self, plan: AttentionPlan) -> dict[str, Any]:
-        """Keywords of the plan's call."""
-        options = {"scale": self.scale, "dropout": Dropout(self.dropout, self.dropout_seed) if self.dropout else 0.0}
-        if self.features is not None:
-            bound = bind_features(plan, self.features, self.query.dtype, cache=self.cache)
-            options["edges"] = replace(bound, key_weight=self.key_weight, value_weight=self.value_weight)
-        return options
 
 
 def attend_edges(
@@ -78,29 +27,68 @@ def attend_edges(
     key: Tensor,
     value: Tensor,
     edge_index: Tensor,
+    edges: BoundEdges | None = None,
     *,
     backend: str,
     cache: bool,
     scale: float,
-    features: Tensor | None = None,
-    key_weight: Tensor | None = None,
-    value_weight: Tensor | None = None,
+    num_loops: int = NO_LOOPS,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(scale * q k^T masked by the edges) v, [num_rows, H, d], with gradients; for torch.compile.
+    """softmax(score) v over the edges, [num_rows, H, d], with gradients; for torch.compile.
 
     Args:
         query: [num_rows, H, d]; key, value: [num_cols, H, d].
         edge_index, backend, cache: see `plan_edge_index`.
-        features: [E, r], q's type; key_weight, value_weight: [H, d, r], as in `fused3s.terms.edge_data`.
+        edges: weights and score, and tensors of edges in the order of the edge_index; with self-loops, in that of
+            traced `edges_with_self_loops`, which have all edges before the loops.
+        num_loops: number of self-loops to add, or NO_LOOPS.
         dropout: rate of the weights; the seed is drawn from torch's generator.
     """
-    seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device=query.device) if dropout else None
-    given = (query, key, value, features, key_weight, value_weight)
+    dtype = input_type(query.dtype, query.device.type)  # as a plan's call does
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    if dropout:
+        seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device=query.device)
+        edges = replace(edges or BoundEdges(), dropout=Dropout(dropout, seed))
+    if edges is not None:
+        edges = edges.to(dtype)
+    given = (query, key, value, *(() if edges is None else edges.tensors()))
     with_lse = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
-    terms = (features, key_weight, value_weight, seed, dropout, scale)
-    output, _ = torch.ops.fused3s.attention_of_edges(query, key, value, *terms, edge_index, backend, cache, with_lse)
-    return output
+    call = Call(query, key, value, scale, dtype, None, edges)
+    return attend_as_operator(OF_EDGE_INDEX, backend, (edge_index, num_loops, cache), call, with_lse)[0]
+
+
+def _plan_of(
+    backend: str, edge_index: Tensor, num_loops: int, cache: bool, call: Call, with_lse: bool
+) -> tuple[AttentionPlan, Tensor | None]:
+    _refuse_capture(call.query.device)
+    edges, graph, positions = call.edges, edge_index, None
+    has_loops = num_loops != NO_LOOPS
+    if has_loops:
+        graph, positions = with_self_loops(edge_index, num_loops, cache)
+    plan = plan_edge_index(
+        graph,
+        (call.query.shape[0], call.key.shape[0]),
+        backend=backend,
+        dtype=call.query.dtype,
+        head_dim=call.query.shape[2],
+        num_heads=call.query.shape[1],
+        edge_data=edges is not None,
+        backward=with_lse,
+        cache=cache,
+        has_loops=has_loops,
+    )
+    if with_lse:
+        plan.require_backward()
+    given = () if edges is None else (edges.padded_features, edges.edge_values)
+    if not (of_edges := [each for each in given if each is not None]):
+        return plan, None
+    order = plan.edge_order.edge_of_csr
+    num_edges = order.shape[0] if positions is None else num_edges_of(edge_index) + num_loops
+    if any(each.shape[0] != num_edges for each in of_edges):
+        got = f"{of_edges[0].shape[0] - max(num_loops, 0)} rows"
+        raise ValueError(f"edge_attr: got {got}; {num_edges - max(num_loops, 0)}, one of each edge, are needed")
+    return plan, order if positions is None else positions[order]
 
 
 def _refuse_capture(device: torch.device) -> None:
@@ -112,73 +100,4 @@ def _refuse_capture(device: torch.device) -> None:
         )
 
 
-def _attention_of_edges(*inputs: Any) -> tuple[Tensor, Tensor]:
-    *given, with_lse = inputs
-    given = EdgeCall(*given)
-    with torch.no_grad():
-        plan = given.plan(with_lse)
-        if with_lse and REGISTRY[plan.backend].writes_lse:
-            output, lse = plan(*given[:3], return_lse=True, **given.options(plan))
-        else:
-            output, lse = plan(*given[:3], **given.options(plan)), _new_lse(given.query, with_lse).zero_()
-    return output.contiguous(), lse
-
-
-def _attention_of_edges_backward(*inputs: Any) -> list[Tensor]:
-    """The wanted gradients, in the order of WANTED."""
-    *given, grad_output, output, lse, wanted = inputs
-    given, names = EdgeCall(*given), {name for name, is_wanted in zip(WANTED, wanted, strict=True) if is_wanted}
-    with torch.no_grad():
-        plan = given.plan(True)
-        call = plan.call(*given[:3], out_dtype=output.dtype, **given.options(plan))._replace(lse=lse)
-        backward = BackwardCall(call, output, grad_output, frozenset(names))
-        found = gradients_of(REGISTRY[plan.backend], plan.data, backward)._asdict()
-        if "padded_features" in names:  # from CSR order to the caller's
-            features, order = given.features, plan.edge_order.edge_of_csr
-            gradient = found["padded_features"][:, : features.shape[1]].to(features.dtype)
-            found["padded_features"] = torch.empty_like(features).index_copy_(0, order.long(), gradient)
-    return [found[name].contiguous() for name in WANTED if name in names]
-
-
-def _new_lse(query: Tensor, with_lse: bool) -> Tensor:
-    """Memory for the log-sum-exp; backends that autograd differentiates have none."""
-    return query.new_empty(query.shape[:2] if with_lse else (0,), dtype=torch.float32)
-
-
-def _fake(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return query.new_empty(query.shape), _new_lse(query, others[-1])
-
-
-def _fake_backward(*inputs: Any) -> list[Tensor]:
-    tensors, wanted = inputs[: len(WANTED)], inputs[-1]
-    return [each.new_empty(each.shape) for each, is_wanted in zip(tensors, wanted, strict=True) if is_wanted]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, dropout, scale, edge_index, backend, cache, with_lse = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*tensors, edge_index, *output)
-    ctx.call = dropout, scale, backend, cache, with_lse
-
-
-def _differentiate(ctx: Any, grad_output: Tensor, grad_lse: None) -> tuple[Tensor | None, ...]:
-    *tensors, edge_index, output, lse = ctx.saved_tensors
-    dropout, scale, backend, cache, with_lse = ctx.call
-    if not with_lse:
-        raise ValueError("fused3s::attention_of_edges: called with with_lse=False, but its gradient needs it")
-    wanted, given = list(ctx.needs_input_grad[: len(WANTED)]), (*tensors, dropout, scale, edge_index, backend, cache)
-    found = iter(torch.ops.fused3s.attention_of_edges_backward(*given, grad_output, output, lse, wanted))
-    return *(next(found) if is_wanted else None for is_wanted in wanted), *(None,) * 7
-
-
-def _refuse(ctx: Any, *gradients: Tensor) -> NoReturn:
-    refuse_double_backward("of a compiled layer")
-
-
-for device in ("CPU", "CUDA"):
-    LIBRARY.impl("attention_of_edges", _attention_of_edges, device)
-    LIBRARY.impl("attention_of_edges_backward", _attention_of_edges_backward, device)
-torch.library.register_fake("fused3s::attention_of_edges", _fake, lib=LIBRARY)
-torch.library.register_fake("fused3s::attention_of_edges_backward", _fake_backward, lib=LIBRARY)
-torch.library.register_autograd("fused3s::attention_of_edges", _differentiate, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("fused3s::attention_of_edges_backward", _refuse, lib=LIBRARY)
+OF_EDGE_INDEX = Operator("attention_of_edges", "Tensor edge_index, SymInt num_loops, bool cache", _plan_of, tags=TAGS)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ... import AttentionPlan
@@ -46,15 +45,6 @@ def ends_of_edges(edges: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor
     """
     source, target = edge_list(edges).long()
     return source.clamp(0, max(shape[1] - 1, 0)), target.clamp(0, max(shape[0] - 1, 0))
-
-
-def attend_traced(values: Tensor, score: Tensor, edges: Tensor, num_targets: int, dropout: float) -> Tensor:
-    """[targets, H, C]: attention by the scores [E, H] in plain torch, which torch.export and device meta can follow."""
-    shape = num_targets, values.shape[0]
-    source, target = ends_of_edges(edges, shape)
-    weight = functional.dropout(weights_by_target(score, target, num_targets), dropout).to(values.dtype)
-    out = values.new_zeros((num_targets, *values.shape[1:]))
-    return out.index_add(0, target, weight.unsqueeze(-1) * values[source])
 
 
 def weights_by_target(score: Tensor, target: Tensor, num_targets: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...runtime.cuda_graph import CaptureError
 from ...runtime.semaphores import is_capturing
+from ...torch_side.torch_private import is_traced
 from .tensor_memo import TensorMemo
 
 FILLS = {"add": "sum", "mean": "sum", "min": "min", "max": "max", "mul": "prod"}  # names of torch's reductions
@@ -53,8 +54,8 @@ def edges_with_self_loops(
     Args:
         edge_index: [2, E] sources and targets, or a torch.sparse tensor whose rows are the targets.
         cache: return the same tensor again while `edge_index` lives unchanged.
-        allows_padding: edges made inside a capture of a CUDA graph have pairs of -1 in place of self-loops, since their
-            number would be waited for.
+        allows_padding: edges that are traced, or made inside a capture of a CUDA graph, have pairs of -1 in place of
+            self-loops, since their number would be waited for.
 
     Raises:
         CaptureError: a capture needs edges without padding, and none were made before it.
@@ -62,12 +63,25 @@ def edges_with_self_loops(
     return _with_loops(edge_index, num_nodes, cache, allows_padding).edges
 
 
+def with_self_loops(edge_index: Tensor, num_nodes: int, cache: bool) -> tuple[Tensor, Tensor]:
+    """The edges of `edges_with_self_loops`, and the places [E'] int64 that they have where the edges are traced."""
+    edges, kept = _with_loops(edge_index, num_nodes, cache, allows_padding=True)
+    num_edges = num_edges_of(edge_index)
+    return edges, torch.cat([kept, torch.arange(num_edges, num_edges + num_nodes, device=kept.device)])
+
+
 def features_with_self_loops(
-    features: Tensor, edge_index: Tensor, num_nodes: int, fill_value: float | Tensor | str, *, cache: bool = True
+    features: Tensor,
+    edge_index: Tensor,
+    num_nodes: int,
+    fill_value: float | Tensor | str,
+    *,
+    cache: bool = True,
+    allows_padding: bool = False,
 ) -> Tensor:
     """[E', r]: features of `edges_with_self_loops`; those of a loop are `fill_value`, or a reduction of the features of
     the node's in-edges, by name. Waits for a GPU only if the edges are new. Two calls give the same bits."""
-    looped = _with_loops(edge_index, num_nodes, cache)
+    looped = _with_loops(edge_index, num_nodes, cache, allows_padding)
     kept, columns = features.index_select(0, looped.kept), features.shape[1]
     if not isinstance(fill_value, str):
         fill = torch.as_tensor(fill_value, dtype=features.dtype, device=features.device)
@@ -87,41 +101,61 @@ def features_with_self_loops(
     return torch.cat([kept, reduced.to(features.dtype)])
 
 
-@torch.compiler.disable  # looks the edges up by their tensor
 def _with_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:
+    if allows_padding and is_traced(edge_index):
+        return _padded(edge_list(edge_index), num_nodes)
+    return _found(edge_index, num_nodes, cache, allows_padding)
+
+
+@torch.compiler.disable  # looks the edges up by their tensor
+def _found(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool) -> _Looped:
     def make() -> _Looped:
         edges = edge_list(edge_index)
-        loops = torch.arange(num_nodes, dtype=edges.dtype, device=edges.device).expand(2, -1)
-        if not (edges.is_meta or is_capturing(edges.device)):
-            kept = (edges[0] != edges[1]).nonzero().squeeze(1)
-            return _Looped(torch.cat([edges.index_select(1, kept), loops], 1), kept)
-        if not (edges.is_meta or allows_padding):
+        if edges.is_meta or (allows_padding and is_capturing(edges.device)):
+            return _padded(edges, num_nodes)
+        if is_capturing(edges.device):
             raise CaptureError(
                 "edge_index: got one without cached self-loops while a CUDA graph is captured, and with edge_attr or "
                 "return_attention_weights their number is waited for. Keep one tensor unchanged, with cache=True; or "
                 "add the self-loops yourself, and make the layer with add_self_loops=False"
             )
-        kept = torch.arange(edges.shape[1], device=edges.device)
-        return _Looped(torch.cat([edges.masked_fill(edges[0] == edges[1], -1), loops], 1), kept)
+        kept = (edges[0] != edges[1]).nonzero().squeeze(1)
+        return _Looped(torch.cat([edges.index_select(1, kept), _loops(edges, num_nodes)], 1), kept)
 
     return _looped.get(edge_index, num_nodes, make, tuple) if cache else make()
 
 
-@torch.compiler.disable
+def _padded(edges: Tensor, num_nodes: int) -> _Looped:
+    kept = torch.arange(edges.shape[1], device=edges.device)
+    edges = edges.masked_fill(edges[0] == edges[1], -1)
+    return _Looped(torch.cat([edges, _loops(edges, num_nodes)], 1), kept)
+
+
+def _loops(edges: Tensor, num_nodes: int) -> Tensor:
+    return torch.arange(num_nodes, dtype=edges.dtype, device=edges.device).expand(2, -1)
+
+
 def _by_target(edge_index: Tensor, looped: _Looped, num_nodes: int, cache: bool) -> _ByTarget:
     def make() -> _ByTarget:
         target = looped.edges[1, : looped.kept.shape[0]]
-        target, order = target.sort(stable=True)
+        target, order = target.sort(stable=True)  # padding comes first
         nodes = torch.arange(num_nodes + 1, dtype=target.dtype, device=target.device)
         return _ByTarget(looped.kept[order], torch.searchsorted(target, nodes))
 
-    return _looped.get(edge_index, (num_nodes, "by target"), make, tuple) if cache else make()
+    if is_traced(edge_index):
+        return make()
+    key = num_nodes, "by target", len(looped.kept)
+    return _looped.get(edge_index, key, make, tuple) if cache else make()
 
 
 def is_sparse(edge_index: Tensor) -> bool:
     """Whether this is a torch.sparse tensor; raises a TypeError unless it is a graph."""
     check_graph(edge_index)
     return edge_index.layout != torch.strided
+
+
+def num_edges_of(edge_index: Tensor) -> int:
+    return edge_index.shape[1] if edge_index.layout == torch.strided else edge_index._nnz()
 
 
 def edge_list(edge_index: Tensor) -> Tensor:

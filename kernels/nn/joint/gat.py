@@ -20,9 +20,12 @@ from .projections import Projections
 Saved = Sequence[Tensor | None]
 OF_ENDS = frozenset(("value", "row_values", "column_values"))
 OF_EDGES = OF_ENDS | {"edge_values"}
-SCORE = "leaky_relu(column0 + row0, number0)"  # as a `ScoreTerm` names its values
-SCORE_OF_EDGES = "leaky_relu(column0 + row0 + edge0, number0)"
 ALIGNMENT = 16  # columns: rows of 16-bit values then begin at a sector of 32 bytes, and kernels need no copy
+
+
+def score_of(row: bool, edge: bool) -> str:
+    """The score of GATConv, as a `ScoreTerm` names its values: of columns, and, if there are any, of rows and edges."""
+    return f"leaky_relu(column0{' + row0' * row}{' + edge0' * edge}, number0)"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -6,10 +6,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fused3s.nn
-from fused3s.nn.cached.edge_attention import _refuse_capture
+from fused3s.nn.cached.edge_attention import NO_LOOPS, _refuse_capture
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
 
@@ -54,28 +55,74 @@ def assert_same(found, expected, backend):
             close(left, right, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("edge_dim", [None, 3])
-@pytest.mark.parametrize("backend", ["dgl", "formula", FUSED])
-def test_a_compiled_layer_takes_new_graphs_and_sizes(planned, backend, edge_dim):
-    pyg = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
-    options = {"heads": 2, "edge_dim": edge_dim, "beta": True}
-    theirs = pyg.TransformerConv(8, 4, **options).to(**place_of(backend))
-    ours = fused3s.nn.TransformerConv(8, 4, **options, backend=backend).to(**place_of(backend))
+LAYERS = {
+    "TransformerConv": {"beta": True},
+    "TransformerConv-edges": {"beta": True, "edge_dim": 3},
+    "GATConv": {},
+    "GATConv-edges": {"edge_dim": 3},
+    "GATConv-edges-sum": {"edge_dim": 3, "fill_value": "add"},
+    "GATConv-edges-max": {"edge_dim": 3, "fill_value": "max"},
+    "GATConv-edges-1.5": {"edge_dim": 3, "fill_value": 1.5},
+    "GATConv-no loops": {"add_self_loops": False},
+    "GATv2Conv": {},
+    "GATv2Conv-edges": {"edge_dim": 3},
+    "AGNNConv": {},
+}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def pair(name, backend):
+    """PyG's layer and ours, of the same weights."""
+    kind, options = name.partition("-")[0], LAYERS[name]
+    arguments = () if kind == "AGNNConv" else (8, 4, 2)
+    theirs = getattr(pyg, kind)(*arguments, **options).to(**place_of(backend))
+    ours = getattr(fused3s.nn, kind)(*arguments, **options, backend=backend).to(**place_of(backend))
     ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def given_to(name, nodes, edges, backend, seed=0):
+    inputs = graph(nodes, edges, LAYERS[name].get("edge_dim"), backend, seed)
+    return inputs[:2] if inputs[2] is None else inputs
+
+
+@every_layer
+@pytest.mark.parametrize("backend", ["dgl", "formula", FUSED])
+def test_a_compiled_layer_takes_new_graphs_and_sizes(planned, backend, name):
+    if backend == "dgl" and name.startswith("GAT"):
+        return  # dgl has no scores of additive form
+    theirs, ours = pair(name, backend)
     counter = CompileCounterWithBackend("inductor" if backend == "fused3s" else "aot_eager")
     compiled = torch.compile(ours, backend=counter, fullgraph=True, dynamic=True)
     frames = []
-    for number, (nodes, edges) in enumerate(((10, 30), (17, 40), (40, 35))):
-        inputs = graph(nodes, edges, edge_dim, backend, number)
+    for number, (nodes, edges) in enumerate(((10, 30), (17, 40), (40, 35), (33, 90))):
+        inputs = given_to(name, nodes, edges, backend, number)
         assert_same(results(compiled, inputs), results(theirs, inputs), backend)
         assert len(planned) == number + 1, "the backward pass made a plan of its own"
+        assert_same(results(ours, inputs), results(theirs, inputs), backend)
+        assert len(planned) == number + 1, "an eager call plans what a compiled one had planned"
         frames.append(counter.frame_count)
     assert frames[0] == frames[-1]
 
 
-def test_a_compiled_layer_drops_weights_as_an_eager_one():
-    layer = fused3s.nn.TransformerConv(8, 4, heads=2, edge_dim=3, dropout=0.5, backend="formula").double()
-    inputs = graph(17, 40, 3, "formula")
+@every_layer
+@pytest.mark.parametrize("backend", ["formula", FUSED])
+def test_a_compiled_layer_takes_a_plan(backend, name):
+    if name == "AGNNConv" or "edges" in name:
+        return  # no `plan`, no edge features
+    theirs, ours = pair(name, backend)
+    x, edge_index = given_to(name, 17, 40, backend)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_same(results(compiled, (x, ours.plan(edge_index, 17))), results(theirs, (x, edge_index)), backend)
+
+
+@every_layer
+def test_a_compiled_layer_drops_weights_as_an_eager_one(name):
+    if name == "AGNNConv":
+        return  # has no dropout
+    _, layer = pair(name, "formula")
+    layer.dropout = 0.5
+    inputs = given_to(name, 17, 40, "formula")
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     found = []
     for call in (compiled, layer):
@@ -85,6 +132,34 @@ def test_a_compiled_layer_drops_weights_as_an_eager_one():
     layer.eval()
     with torch.no_grad():
         close(compiled(*inputs), layer(*inputs))
+
+
+@every_layer
+def test_a_compiled_layer_computes_in_the_type_of_autocast(name):
+    _, layer = pair(name, "formula")
+    inputs = [each.float() if each.is_floating_point() else each for each in given_to(name, 17, 40, "formula")]
+    compiled, found = torch.compile(layer.float(), backend="aot_eager", fullgraph=True), []
+    for call in (compiled, layer):
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(call(*inputs))
+    assert found[0].dtype == found[1].dtype
+    close(*found, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "AGNNConv"])
+def test_a_compiled_layer_returns_attention_weights(name):
+    theirs, ours = pair(name, "formula")
+    inputs = given_to(name, 17, 40, "formula")
+    out, (edges, weights) = torch.compile(ours, backend="aot_eager")(*inputs, return_attention_weights=True)
+    expected, (expected_edges, expected_weights) = theirs(*inputs, return_attention_weights=True)
+    close((out, edges, weights), (expected, expected_edges, expected_weights))
+
+
+def test_edge_features_of_other_edges_are_an_error_of_a_compiled_layer():
+    _, layer = pair("TransformerConv-edges", "formula")
+    x, edge_index, attr = given_to("TransformerConv-edges", 17, 40, "formula")
+    with pytest.raises(ValueError, match="edge_attr: got 39 rows; 40, one of each edge"):
+        torch.compile(layer, backend="aot_eager", fullgraph=True)(x, edge_index, attr[:-1])
 
 
 def test_wrong_ids_are_named_by_a_compiled_layer():
@@ -98,7 +173,21 @@ def test_wrong_ids_are_named_by_a_compiled_layer():
 @pytest.mark.parametrize("has_tag", [False, True])
 def test_gpu_capture_is_refused_by_a_torch_that_would_capture_by_itself(monkeypatch, has_tag):
     query, edge_index = torch.randn(3, 17, 2, 4, device="cuda").half(), graph(17, 40, None, "fused3s")[1]
-    arguments = (*query, None, None, None, None, 0.0, 0.5, edge_index, "fused3s", True, False)
+    arguments = (
+        *query,
+        "fused3s",
+        edge_index,
+        NO_LOOPS,
+        True,
+        0.5,
+        [],
+        [False] * 12,
+        [0.2],
+        0.0,
+        "",
+        torch.float16,
+        False,
+    )
     expected, _ = torch.ops.fused3s.attention_of_edges(*arguments)
     monkeypatch.setattr("fused3s.nn.cached.edge_attention.TAGS", ("the tag",) if has_tag else ())
     torch.cuda.synchronize()
@@ -127,15 +216,19 @@ def test_torchs_checks_of_the_operators(backend, terms):
     x, edge_index, features = graph(17, 40, 3, backend)
     query, key, value = torch.randn(3, 17, 2, 4).to(x).unbind(0)
     tensors = [each.clone().requires_grad_() for each in (query, key, value)]
-    given = [None, None, None, None, 0.0, 0.5]
+    given, is_given, rate, loops = [], [False] * 12, 0.0, NO_LOOPS
     if terms:
         weights = torch.randn(2, 2, 4, 3).to(x).unbind(0)
-        weights = [weight.clone().requires_grad_() for weight in weights]
-        given = [features, *weights, torch.tensor([5], device=x.device), 0.3, 0.5]
-    graph_arguments = edge_index, backend, True
-    torch.library.opcheck(torch.ops.fused3s.attention_of_edges, (*tensors, *given, *graph_arguments, True))
-    plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in (*tensors, *given)]
-    output, lse = torch.ops.fused3s.attention_of_edges(*plain, *graph_arguments, True)
-    arguments = (*plain, *graph_arguments, torch.randn_like(output), output, lse)
-    wanted = [True, False, True] + [terms] * 3
-    torch.library.opcheck(torch.ops.fused3s.attention_of_edges_backward, (*arguments, wanted))
+        given = [torch.cat([features, features[:17]]).detach().requires_grad_()]
+        given += [*(weight.clone().requires_grad_() for weight in weights), torch.tensor([5], device=x.device)]
+        is_given, rate, loops = [True] * 3 + [False] * 8 + [True], 0.3, 17
+    graph_arguments = backend, edge_index, loops, True, 0.5
+    terms_of = is_given, [0.2], rate, ""
+    op = torch.ops.fused3s.attention_of_edges
+    torch.library.opcheck(op, (*tensors, *graph_arguments, given, *terms_of, x.dtype, True))
+    plain = [each.detach() for each in tensors], [each.detach() for each in given]
+    inputs = (*plain[0], *graph_arguments, plain[1], *terms_of)
+    output, lse = op(*inputs, x.dtype, True)
+    wanted = [True, False, True] + [terms] * 3 + [False] * 7
+    arguments = (*inputs, output, lse, torch.randn_like(output), None, wanted)
+    torch.library.opcheck(torch.ops.fused3s.attention_of_edges_backward, arguments)
