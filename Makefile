@@ -42,6 +42,8 @@ check-cuda:
 
 # An environment that was not finished, or is of another Python, is made anew. clone.pth: `import models` from any folder.
 .venv/.installed: pyproject.toml | check-cuda
+	@test ! -L .venv || { echo ".venv links to $$(readlink .venv): setup would change the environment of another clone; \
+	remove the link for one of your own, or call .venv/bin/python yourself"; exit 1; }
 	@$(or $(PYTHON),false) -c '$(IS_ALLOWED)' || { \
 		echo "PYTHON=$(PYTHON): Python 3.11 or 3.12 is needed; name one with PYTHON=/path/to/python3.12"; exit 1; }
 	@echo "installing into .venv what pyproject.toml pins: PyTorch $(if $(IS_CPU),without CUDA,and CuPy for CUDA $(CUDA)), \

@@ -84,9 +84,8 @@ def read_graph(path: str | Path, selection: Selection, mapped: Path | None = Non
         raw = _read_npz(path, selection, mapped)
     elif name.endswith(".mtx"):
         raw = _of_matrix(path, _reading(path, _read_mtx))
-    elif ending := _text_ending(path):
-        tables = (path.with_name(path.name[: -len(ending)] + f".nodes{other}") for other in TEXT)
-        table = next((one for one in tables if one.is_file()), None)
+    elif _text_ending(path):
+        table = nodes_table(path)
         raw = _with_table(path, table, read_pairs(path)) if table else _ranked(path, read_pairs(path))
     else:
         raise ValueError(f"{path}: unknown format; allowed endings are .npz, .mtx, {', '.join(TEXT)}")
@@ -94,6 +93,14 @@ def read_graph(path: str | Path, selection: Selection, mapped: Path | None = Non
     if wrong := refusal(selection, {"order": raw.graph_sizes is not None}, why):
         raise ValueError(wrong)
     return raw
+
+
+def nodes_table(path: Path) -> Path | None:
+    """The table of the nodes beside an edge list in text, if there is one."""
+    if ending := _text_ending(path):
+        tables = (path.with_name(path.name[: -len(ending)] + f".nodes{other}") for other in TEXT)
+        return next((one for one in tables if one.is_file()), None)
+    return None
 
 
 def read_pairs(path: Path) -> np.ndarray:
@@ -152,6 +159,8 @@ def _read_columns(path: Path) -> np.ndarray:
 
     if (size := path.stat().st_size) > LARGE_TEXT:
         logger.info("%s: reading %.1f GB of text", path, size / 1e9)
+    if next(_lines(path), None) is None:
+        return np.empty((0, 2), np.int64)
     separator, has_header = _form(path)
     options = {"sep": separator, "comment": "#", "header": 0 if has_header else None, "encoding": "utf-8-sig"}
     try:

@@ -27,6 +27,7 @@ from bench.records import check_results_file
 from bench.runner import NOT_LOADED
 from configs import load_config
 from data import DatasetMissingError
+from data.files import nodes_table
 from inference.memory import memory_for
 from inference.predictions import Form, check_forms, check_predictions_path, save_predictions
 from inference.ranks import load_on_ranks, ranks_table
@@ -93,7 +94,8 @@ def main(
         check_results_file(results)
         if output:
             graph = request.config.data
-            inputs = [config, graph.path or Path(graph.root, f"{graph.name}.npz"), request.config.model.checkpoint]
+            file = Path(graph.path or Path(graph.root, f"{graph.name}.npz"))
+            inputs = [config, file, nodes_table(file), request.config.model.checkpoint]
             check_predictions_path(output, forms, inputs)
         elif save:
             raise ValueError(f"--save {save[0]}: needs --output with a file, such as --output predictions.csv")

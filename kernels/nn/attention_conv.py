@@ -14,7 +14,7 @@ from ..torch_side.autocast import input_type
 from ..torch_side.torch_private import is_traced
 from .base import Layer
 from .cached.edge_attention import NO_LOOPS, attend_edges
-from .cached.planned_edges import plan_edge_index, require_gradients
+from .cached.planned_edges import plan_edge_index, require_gradients, values_as_features
 from .cached.self_loops import check_graph, edges_with_self_loops, features_with_self_loops
 from .lazy_linear import check_columns
 
@@ -77,6 +77,15 @@ class AttentionConv(Layer):
             backward = torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
         dtype = input_type(parameters[0].dtype, parameters[0].device.type)
         return self.plan_edges(edges, (targets, sources), dtype, backward)
+
+    def given(
+        self, edge_index: Tensor | AttentionPlan, edge_attr: Tensor | BoundEdges | None
+    ) -> tuple[Tensor | AttentionPlan, Tensor | BoundEdges | None]:
+        """The graph, as a tensor with memory; and edge_attr, by default, as in PyG, values of an adj_t with columns."""
+        edge_index = with_memory(edge_index)
+        if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
+            edge_attr = values_as_features(edge_index)
+        return edge_index, edge_attr
 
     def edges_and_features(
         self,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import AttentionPlan
-from ..graph.edge_list import with_memory
 from ..terms.edge_data import scored_edges
 from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, two_sizes
@@ -127,7 +126,7 @@ class GATConv(AttentionConv):
             CaptureError: a CUDA graph is captured, and self-loops of a new edge_index would be waited for.
         """
         source, target = ends_of(x, needs_targets=False)
-        edge_index = with_memory(edge_index)
+        edge_index, edge_attr = self.given(edge_index, edge_attr)
         root = self.res(target) if self.res is not None and target is not None else None
         num_targets = source.shape[0] if target is None else target.shape[0]
         if isinstance(edge_index, AttentionPlan) or (size is None and is_sparse(edge_index)):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import AttentionPlan, BoundEdges
-from ..graph.edge_list import with_memory
 from ..terms.edge_data import scored_edges
 from ..torch_side.side_by_side import RowParts
 from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
@@ -102,7 +101,7 @@ class GATv2Conv(JointModule, AttentionConv):
         if edge_attr is not None and self.lin_edge is None:
             raise ValueError("edge_attr: got some, and the layer was made with edge_dim=None")
         source, target = ends_of(x)
-        edge_index = with_memory(edge_index)
+        edge_index, edge_attr = self.given(edge_index, edge_attr)
         if self._is_lazy:
             self.materialise((self.res, target), (self.lin_l, source), (self.lin_r, target))
         shape = target.shape[0], source.shape[0]

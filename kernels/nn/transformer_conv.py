@@ -17,14 +17,13 @@ from torch.nn import functional
 
 from .. import AttentionPlan, BoundEdges
 from ..arguments import check_dense
-from ..graph.edge_list import with_memory
 from ..terms.edge_data import MAX_FEATURES
 from ..torch_side.side_by_side import RowParts
 from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
 from .cached.edge_attention import attend_edges
 from .cached.edge_scores import ends_of_edges, refuse_plan, scores_of_edges, weights_by_target
-from .cached.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
+from .cached.planned_edges import bind_features, plan_edge_index, require_gradients
 from .joint.layer import LayerCall, takes_features
 from .joint.one_node import run_as_node, takes_plan
 from .joint.parameters import JointModule, joint_parameters, plain_weight
@@ -155,12 +154,10 @@ class TransformerConv(JointModule, AttentionConv):
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
         source, target = ends_of(x)
-        edge_index = with_memory(edge_index)
+        edge_index, edge_attr = self.given(edge_index, edge_attr)
         if self._is_lazy:
             of_sources = ((layer, source) for layer in (self.lin_key, self.lin_value))
             self.materialise((self.lin_query, target), *of_sources, (self.lin_skip, target))
-        if edge_attr is None and self.lin_edge is not None and isinstance(edge_index, Tensor):
-            edge_attr = values_as_features(edge_index)
         self._check_edge_attr(edge_attr)
         edges = edge_index, *self._edge_terms(edge_attr)
         if isinstance(return_attention_weights, bool):

@@ -20,6 +20,8 @@ FUNCTIONS = {
 }
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
 COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+MOST_NUMBER = 3.4028234663852886e38  # of float32
+MOST_CHARACTERS = 30_000  # of a text, parsed in a second
 MOST_LEVELS = 100  # operations in each other: Python's recursion limit, of any version, is far above
 _ALLOWED = f"numbers, s, names of values, {' '.join(OPERATORS.values())} and {', '.join(FUNCTIONS)} are"
 
@@ -36,8 +38,14 @@ def parse(text: str, most_levels: int = MOST_LEVELS + 8) -> ast.expr:
     Raises:
         ValueError: it is none; the text says which part, and what is allowed.
     """
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(
+            f"expression: {text[:40]!r}.. has {len(text)} characters, up to {MOST_CHARACTERS} are allowed; compute a "
+            "part of it as a value"
+        )
     source = text.strip()
     deep = f"expression: {len(text)} characters are nested too deeply; compute a part of it as a value"
+    text = text if len(text) < 200 else f"{text[:200]}.."
     try:
         tree = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes, lone surrogates
@@ -61,8 +69,12 @@ def parse(text: str, most_levels: int = MOST_LEVELS + 8) -> ast.expr:
                     f"needed there, with {' '.join(COMPARISONS.values())}"
                 )
             case ast.Constant(value=value):
-                if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 3e38:
+                if isinstance(value, bool) or not isinstance(value, (int, float)):
                     refuse(node)
+                if abs(value) > MOST_NUMBER:
+                    what = ast.get_source_segment(source, node)
+                    most = f"up to {MOST_NUMBER:.2g} is allowed, as in float32"
+                    raise ValueError(f"expression: {text!r} has the number {what}; {most}")
             case ast.Name():
                 if node.id in FUNCTIONS:
                     raise ValueError(f"expression: {text!r} has the function {node.id} without arguments")

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from .score_expression import COMPARISONS, OPERATORS, parse, walk
+from .score_expression import COMPARISONS, MOST_NUMBER, OPERATORS, parse, walk
 
 MOST_OPERATIONS = 4096  # of a term and its derivatives, some seconds of compilation
-MOST_NUMBER = 3.4028234663852886e38  # of float32
 # Functions made of others.
 COMPOSED = {
     "sigmoid": "(1 + tanh(x / 2)) / 2",  # its derivative does not overflow

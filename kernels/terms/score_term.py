@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..arguments import DTYPES, check_dense, finite_number
-from .score_expression import FUNCTIONS, MOST_LEVELS, SCORE, evaluate, names_in, parse, renamed
+from .score_expression import FUNCTIONS, MOST_LEVELS, MOST_NUMBER, SCORE, evaluate, names_in, parse, renamed
 from .score_source import KINDS, MOST_KEPT, NUMBER, count_values, expression_source
 
 MOST_NUMBERS = 8  # as in cuda/score/score_term_params.cuh
@@ -83,6 +83,9 @@ class ScoreTerm:
         self.values = {kind: dict(values or {}) for kind, values in given.items()}
         # + 0.0: -0.0 and 0.0 are equal to caches, but 1 / x tells them apart.
         self.numbers = {name: finite_number(name, number) + 0.0 for name, number in numbers.items()}
+        if large := [name for name, number in self.numbers.items() if abs(number) > MOST_NUMBER]:
+            got = self.numbers[large[0]]
+            raise ValueError(f"{large[0]}: got {got}; up to {MOST_NUMBER:.2g} is allowed, as in float32")
         names = {kind: tuple(values) for kind, values in self.values.items()}
         self.text = _normalised(expression, (*names.items(), (NUMBER, tuple(numbers))))
 

@@ -15,7 +15,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
-        from .graph_break import plan_outside_of_the_graph  # imports torch._dynamo, which takes a second
+        from .graph_break import plan_outside_of_the_graph  # imports Dynamo, which takes a second
 
         return plan_outside_of_the_graph(function, *args, **kwargs)
 

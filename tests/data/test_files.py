@@ -228,6 +228,7 @@ BAD = {
     "negative id": (text("a.txt", "0 1\n-3 1\n"), "holds the node id -3; ids of 0 and above"),
     "truncated gzip": (damaged("snap.txt.gz", lambda whole: whole[:-9]), "cannot be read"),
     "csv header only": (text("a.csv", "id_1,id_2\n"), "holds no edge"),
+    "csv without a line": (text("a.csv", ""), "holds no edge"),
     "counts": (collection(edge_counts=[2, 1]), "node_counts has 3 entries and edge_counts 2"),
     "sums": (collection(edge_counts=[2, 1, 2]), "edge_counts sum to 5, u has 6 entries and v 6"),
     "negative count": (collection(edge_counts=[-1, 4, 3]), "edge_counts 0 or more"),

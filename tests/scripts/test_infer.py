@@ -210,9 +210,11 @@ def test_several_forms_beside_a_table_of_nodes(infer, tmp_path):
     assert [*found] == ["node", "split", "label", "class", "softmax_0", "softmax_1"]
     assert (found["split"].tolist(), found["label"].tolist()) == (["train", "valid", ""], [1, 0, -1])
     assert (found["class"] == (found["softmax_1"] > found["softmax_0"])).all()
-    done = infer("--output", tmp_path / "own.csv", config="configs/mine.yaml", settings=quick)
-    assert (done.exit_code, (tmp_path / "own.csv").read_text()) == (2, "0,1\n1,2\n")
-    assert "own.csv: is an input of this run" in done.stderr
+    for name in ("own.csv", "own.nodes.csv"):
+        before = (tmp_path / name).read_text()
+        done = infer("--output", tmp_path / name, config="configs/mine.yaml", settings=quick)
+        assert (done.exit_code, (tmp_path / name).read_text()) == (2, before)
+        assert f"{name}: is an input of this run" in done.stderr
 
 
 FULL, LAST = OSError(28, "No space left on device", "r.csv"), "report.append_rows"

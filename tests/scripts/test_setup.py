@@ -49,3 +49,12 @@ def test_an_unfinished_environment_is_made_anew_and_finds_the_folders_of_the_clo
     (tmp_path / "pyproject.toml").touch()
     assert setup(WITHOUT_PIP, "true").returncode == 0
     assert kept.exists()
+
+
+def test_the_environment_of_another_clone_is_not_changed(setup, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / ".venv").symlink_to("other")
+    done = setup(WITHOUT_PIP, "true")
+    assert done.returncode
+    assert ".venv links to other: setup would change the environment of another clone" in done.stdout
+    assert not [*(tmp_path / "other").iterdir()]

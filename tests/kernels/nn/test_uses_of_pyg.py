@@ -212,6 +212,18 @@ def test_a_trace_gets_a_sentence(graph, kind):
         torch.jit.trace(pair(kind)[1], graph[:2])
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+@pytest.mark.parametrize("kind", WITH_EDGES)
+def test_values_of_an_adj_t_are_edge_features(graph, kind, layout):
+    x, edges, attr = graph
+    theirs, layer = pair(kind, edge_dim=3)
+    adj = torch.sparse_coo_tensor(edges.flip(0), attr, (N, N, 3)).coalesce()
+    if layout == torch.sparse_csr:
+        row, col = adj.indices()
+        adj = torch.sparse_csr_tensor(torch.searchsorted(row, torch.arange(N + 1)), col, adj.values(), (N, N, 3))
+    torch.testing.assert_close(layer(x, adj), theirs(x, edges, attr))
+
+
 class NoMemory(torch.Tensor):
     """As a DTensor: operations work by another tensor, which kernels cannot see."""
 
