@@ -26,7 +26,7 @@ DERIVATIVES = {
     "+": "dx + dy",
     "-": "dx - dy",
     "*": "dx * y + x * dy",
-    "/": "(dx - x / y * dy) * (1 / y)",  # one division for all names
+    "/": "(dx - x * (1 / y) * dy) * (1 / y)",  # one division for all names
     "**": "y * x**(y - 1) * dx + x**y * log(x) * dy",
     "exp": "exp(x) * dx",
     "log": "dx / x",
@@ -114,13 +114,28 @@ class Graph:
             case ("+", 0.0, x) | ("+" | "-", x, 0.0) | ("*", 1.0, x) | ("*" | "**", x, 1.0):
                 return x
             case "+" | "*", x, float(y):
-                return self._node(op, y, x)
+                return self._operation(op, y, x)
+            case "*", -1.0, Node("*", (-1.0, x)):
+                return x
+            # Signs move outwards, so that derivatives which differ in sign alone share their operations.
+            case ("*", Node("*", (-1.0, x)), y) | ("*", y, Node("*", (-1.0, x))):
+                return self._operation("*", -1.0, self._operation("*", x, y))
+            case "/", Node("*", (-1.0, x)), y:
+                return self._operation("*", -1.0, self._operation("/", x, y))
+            case ("+", Node("*", (-1.0, x)), Node("*", (-1.0, y))) | ("-", Node("*", (-1.0, x)), y):
+                return self._operation("*", -1.0, self._operation("+", x, y))
+            case ("+", x, Node("*", (-1.0, y))) | ("+", Node("*", (-1.0, y)), x):
+                return self._operation("-", x, y)
+            case "-", x, Node("*", (-1.0, y)):
+                return self._operation("+", x, y)
             case "-", x, y if x is y:
                 return 0.0
             case "-", 0.0, x:
                 return self._node("*", -1.0, x)
             case "/", x, float(y):
                 return self._operation("*", x, self._number("/", 1.0, y))
+            case "/", x, Node("*", (float(factor), y)):
+                return self._operation("/", self._operation("/", x, factor), y)
             case "**", _, 0.0:
                 return 1.0
             case "**", x, 0.5:
