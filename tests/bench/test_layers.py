@@ -382,18 +382,22 @@ def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["cora", "molecules", "sampled"])
-def test_on_a_gpu_every_layer_is_right_and_traced(name):
-    launches = "launches=[eager, compiled, reduce_overhead]"
-    rows = rows_of(bench(name, "shapes=[8x16]", launches, device=torch.device("cuda", torch.cuda.current_device())))
+@pytest.mark.parametrize(
+    ("name", "launch", "count"),
+    [("cora", "eager", 2), ("molecules", "eager", 3), ("sampled", "eager", 2), ("cora", "reduce_overhead", 2)],
+)
+def test_on_a_gpu_every_layer_is_right_and_traced(name, launch, count):
+    options = ["shapes=[8x16]", f"launches=[{launch}]"]
+    options += ["precisions=[float32]"] if launch != "eager" else []  # each compiles for half a minute
+    rows = rows_of(bench(name, *options, device=torch.device("cuda", torch.cuda.current_device())))
     for precision in {(row.dtype, row.out_dtype) for row in rows}:
         own = [row for row in rows if (row.dtype, row.out_dtype) == precision]
         found = {((row.backend, row.launch), row.metric): row for row in own}
         sides = {(row.backend, row.launch) for row in own}
-        assert len(sides) == {"cora": 6, "molecules": 5, "sampled": 4}[name]
+        assert len(sides) == count
         for side in sides:
-            assert found[side, "peak_memory"].value > 0
             assert found[side, "time"].status == "ok", rows
-            time, busy, count = (found[side, metric].value for metric in ("time", "gpu_busy", "gpu_kernels"))
+            assert found[side, "peak_memory"].value > 0
+            time, busy, kernels = (found[side, metric].value for metric in ("time", "gpu_busy", "gpu_kernels"))
             assert 0 < busy < 20 * time
-            assert count >= 1
+            assert kernels >= 1
