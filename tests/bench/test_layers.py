@@ -20,6 +20,7 @@ from bench.measures import MEASURES
 from bench.provenance import provenance
 from bench.runner import Context, measured
 from configs.bench import Shape, Workload, load_bench_config
+from data.dgl import import_dgl
 from fused3s.backends.base import InputSpec
 
 CPU = torch.device("cpu")
@@ -105,12 +106,10 @@ def test_sampled_blocks_chain_from_the_outermost_neighbours_to_the_seeds():
 
 def test_sampled_edges_are_edges_of_the_graph():
     """On a graph whose nodes tell their ids by their degree: node n has n keys, 0 .. n - 1."""
-    import dgl
-
     nodes = 12
     query = np.repeat(np.arange(nodes), np.arange(nodes))
     key = np.concatenate([np.arange(n) for n in range(nodes)])
-    graph = dgl.graph((key, query), num_nodes=nodes, idtype=torch.int32).formats("csc")
+    graph = import_dgl().graph((key, query), num_nodes=nodes, idtype=torch.int32).formats("csc")
     meta = SimpleNamespace(num_nodes=nodes)
     workload = Workload(graph="mine", seeds=nodes, fan_out=[11])
     problem = SimpleNamespace(graph=graph, meta=meta)
