@@ -42,6 +42,14 @@ TYPES = {
 }
 
 
+def run_layer(layer: nn.Module, x: Tensor, block: Block) -> Tensor:
+    is_square = block.num_sources == block.num_targets
+    return layer(x if is_square else (x, x[: block.num_targets]), block.edge_index, block.edge_attr)
+
+
+RunLayer = Callable[[nn.Module, Tensor, Block], Tensor]
+
+
 class LayerModel(nn.Module):
     """Layers of one kind, with LayerNorm and ReLU between them.
 
@@ -56,25 +64,16 @@ class LayerModel(nn.Module):
         self.layers = nn.ModuleList(layer(shape.width, shape.dim, **options) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(layers - 1))
 
-    def forward(self, batch: LayerBatch, run: "RunLayer | None" = None) -> Tensor:
+    def forward(self, batch: LayerBatch, run: RunLayer = run_layer) -> Tensor:
         """[targets of the last block, columns].
 
         Args:
             run: `run_layer`, or another way to run each layer.
         """
-        run = run or run_layer
         x = run(self.layers[0], batch.x, batch.blocks[0])
         for norm, layer, block in zip(self.norms, self.layers[1:], batch.blocks[1:], strict=True):
             x = run(layer, norm(x).relu(), block)
         return x
-
-
-def run_layer(layer: nn.Module, x: Tensor, block: Block) -> Tensor:
-    is_square = block.num_sources == block.num_targets
-    return layer(x if is_square else (x, x[: block.num_targets]), block.edge_index, block.edge_attr)
-
-
-RunLayer = Callable[[nn.Module, Tensor, Block], Tensor]
 
 
 def run_in_parts(layer: nn.Module, x: Tensor, block: Block) -> Tensor:

@@ -165,7 +165,7 @@ def measured_sides(context: Context, case: Case, types: Types) -> list[Row]:
                 peak = Spread.of([memory]).columns() | {"metric": "peak_memory", "unit": "MiB"}
                 rows[name].append(context.row(of_side(case, name), **peak, **columns, note=note))
         except Exception as error:  # the others are still timed
-            side = None
+            side = None  # its memory is needed
             rows[name] = [context.failed(of_side(case, name), error)]
             gc.collect()
             torch.cuda.empty_cache()

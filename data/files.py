@@ -159,14 +159,14 @@ def _read_columns(path: Path) -> np.ndarray:
 
     if (size := path.stat().st_size) > LARGE_TEXT:
         logger.info("%s: reading %.1f GB of text", path, size / 1e9)
-    if next(_lines(path), None) is None:
-        return np.empty((0, 2), np.int64)
     separator, has_header = _form(path)
     options = {"sep": separator, "comment": "#", "header": 0 if has_header else None, "encoding": "utf-8-sig"}
     try:
         pairs = pd.read_csv(path, usecols=[0, 1], engine="c", low_memory=False, **options)
         if all(dtype == np.int64 for dtype in pairs.dtypes):
             return pairs.to_numpy()
+    except pd.errors.EmptyDataError:
+        return np.empty((0, 2), np.int64)
     except ValueError:
         _check_lines(path, separator, has_header)
         raise

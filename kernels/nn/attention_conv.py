@@ -15,7 +15,7 @@ from ..torch_side.torch_private import is_traced
 from .base import Layer
 from .cached.edge_attention import NO_LOOPS, attend_edges
 from .cached.planned_edges import plan_edge_index, require_gradients, values_as_features
-from .cached.self_loops import check_graph, edges_with_self_loops, features_with_self_loops
+from .cached.self_loops import check_graph, edges_with_self_loops, features_with_self_loops, num_edges_of
 from .lazy_linear import check_columns
 
 _warned: set[str] = set()  # reasons, one for each kind of layer and edge_dim; one warning each
@@ -114,7 +114,7 @@ class AttentionConv(Layer):
         if features is not None:
             check_dense("edge_attr", features)
             features = features[:, None] if features.dim() == 1 else features
-            num_edges = edge_index.shape[1] if edge_index.layout == torch.strided else edge_index._nnz()
+            num_edges = num_edges_of(edge_index)
             if features.shape != (num_edges, self.edge_dim):
                 raise ValueError(
                     f"edge_attr: got shape {tuple(edge_attr.shape)}; [{num_edges}, {self.edge_dim}] is needed"

@@ -83,7 +83,7 @@ def test_a_folder_has_one_writer_which_is_named_until_it_is_killed(tmp_path):
 
 
 def test_what_others_write_at_the_same_time_stays(tmp_path):
-    """Of the same file, and of a run in a folder below."""
+    """Other processes write the same file, and a run in a folder below."""
     (tmp_path / "run").mkdir()
     with replacing(tmp_path / "a") as first, replacing(tmp_path / "run" / "b") as inner:
         first.write_text("first")

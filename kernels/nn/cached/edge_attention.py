@@ -62,12 +62,11 @@ def _plan_of(
     backend: str, edge_index: Tensor, num_loops: int, cache: bool, call: Call, with_lse: bool
 ) -> tuple[AttentionPlan, Tensor | None]:
     _refuse_capture(call.query.device)
-    edges, graph, positions = call.edges, edge_index, None
-    has_loops = num_loops != NO_LOOPS
-    if has_loops:
-        graph, positions = with_self_loops(edge_index, num_loops, cache)
+    edges, looped = call.edges, None
+    if num_loops != NO_LOOPS:
+        looped = with_self_loops(edge_index, num_loops, cache, allows_padding=True)
     plan = plan_edge_index(
-        graph,
+        edge_index if looped is None else looped.edges,
         (call.query.shape[0], call.key.shape[0]),
         backend=backend,
         dtype=call.query.dtype,
@@ -76,7 +75,7 @@ def _plan_of(
         edge_data=edges is not None,
         backward=with_lse,
         cache=cache,
-        has_loops=has_loops,
+        has_loops=looped is not None,
     )
     if with_lse:
         plan.require_backward()
@@ -84,11 +83,11 @@ def _plan_of(
     if not (of_edges := [each for each in given if each is not None]):
         return plan, None
     order = plan.edge_order.edge_of_csr
-    num_edges = order.shape[0] if positions is None else num_edges_of(edge_index) + num_loops
-    if any(each.shape[0] != num_edges for each in of_edges):
-        got = f"{of_edges[0].shape[0] - max(num_loops, 0)} rows"
-        raise ValueError(f"edge_attr: got {got}; {num_edges - max(num_loops, 0)}, one of each edge, are needed")
-    return plan, order if positions is None else positions[order]
+    num_edges, num_loops = num_edges_of(edge_index), max(num_loops, 0)
+    for each in of_edges:
+        if (rows := each.shape[0] - num_loops) != num_edges:
+            raise ValueError(f"edge_attr: got {rows} rows; {num_edges}, one of each edge, are needed")
+    return plan, order if looped is None else looped.traced_places(num_edges)[order]
 
 
 def _refuse_capture(device: torch.device) -> None:

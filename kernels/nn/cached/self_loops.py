@@ -33,6 +33,11 @@ class _Looped(NamedTuple):
     edges: Tensor
     kept: Tensor
 
+    def traced_places(self, num_edges: int) -> Tensor:
+        """[K + num_nodes] int64: places of the edges among those that are traced, which keep all `num_edges` edges."""
+        loops = torch.arange(self.edges.shape[1] - self.kept.shape[0], device=self.kept.device)
+        return torch.cat([self.kept, num_edges + loops])
+
 
 class _ByTarget(NamedTuple):
     """Edges without self-loops, sorted by target.
@@ -60,14 +65,7 @@ def edges_with_self_loops(
     Raises:
         CaptureError: a capture needs edges without padding, and none were made before it.
     """
-    return _with_loops(edge_index, num_nodes, cache, allows_padding).edges
-
-
-def with_self_loops(edge_index: Tensor, num_nodes: int, cache: bool) -> tuple[Tensor, Tensor]:
-    """The edges of `edges_with_self_loops`, and the places [E'] int64 that they have where the edges are traced."""
-    edges, kept = _with_loops(edge_index, num_nodes, cache, allows_padding=True)
-    num_edges = num_edges_of(edge_index)
-    return edges, torch.cat([kept, torch.arange(num_edges, num_edges + num_nodes, device=kept.device)])
+    return with_self_loops(edge_index, num_nodes, cache, allows_padding).edges
 
 
 def features_with_self_loops(
@@ -81,7 +79,7 @@ def features_with_self_loops(
 ) -> Tensor:
     """[E', r]: features of `edges_with_self_loops`; those of a loop are `fill_value`, or a reduction of the features of
     the node's in-edges, by name. Waits for a GPU only if the edges are new. Two calls give the same bits."""
-    looped = _with_loops(edge_index, num_nodes, cache, allows_padding)
+    looped = with_self_loops(edge_index, num_nodes, cache, allows_padding)
     kept, columns = features.index_select(0, looped.kept), features.shape[1]
     if not isinstance(fill_value, str):
         fill = torch.as_tensor(fill_value, dtype=features.dtype, device=features.device)
@@ -101,7 +99,8 @@ def features_with_self_loops(
     return torch.cat([kept, reduced.to(features.dtype)])
 
 
-def _with_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:
+def with_self_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:
+    """`edges_with_self_loops`, and which of the caller's edges they are."""
     if allows_padding and is_traced(edge_index):
         return _padded(edge_list(edge_index), num_nodes)
     return _found(edge_index, num_nodes, cache, allows_padding)
