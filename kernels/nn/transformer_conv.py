@@ -26,7 +26,7 @@ from .cached.edge_scores import ends_of_edges, refuse_plan, scores_of_edges, wei
 from .cached.planned_edges import bind_features, plan_edge_index, require_gradients
 from .joint.layer import LayerCall, takes_features
 from .joint.one_node import run_as_node, takes_plan
-from .joint.parameters import JointModule, joint_parameters, plain_weight
+from .joint.parameters import JointModule, join_parameters, joint_parameters, plain_parameters, plain_weight
 from .joint.projections import Projections
 from .lazy_linear import linear
 
@@ -247,25 +247,36 @@ class TransformerConv(JointModule, AttentionConv):
         edge_attr: Tensor | BoundEdges | None,
         edge_weight: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output [N, H, C], and the root's term [N, H C] or [N, C], None without; layer by layer."""
-        out = self._attend_heads(*self._project(source, target), edge_index, edge_attr, edge_weight)
-        return out, self.lin_skip(target) if self.root_weight else None
+        """Output [N, H, C], and the root's term [N, H C] or [N, C], None without; for torch.compile, and layer by layer
+        where one GEMM cannot stand for several."""
+        query, key, value, root = self._project(source, target)
+        return self._attend_heads(query, key, value, edge_index, edge_attr, edge_weight), root
 
-    def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, [N, H, C] each."""
-        calls = (self.lin_query, target), (self.lin_key, source), (self.lin_value, source)
-        return tuple(layer(x).unflatten(-1, (self.heads, self.out_channels)) for layer, x in calls)
+    def _project(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Query, key and value, [N, H, C] each, and the root's term."""
+        parameters = plain_parameters(self.joint_layers()) if is_traced(source) else None
+        if parameters is None:
+            layers = (self.lin_query, target), (self.lin_key, source), (self.lin_value, source)
+            found = [layer(x) for layer, x in layers]
+            root = self.lin_skip(target) if self.root_weight else None
+        else:
+            inputs, parts = (target,), self._joint_parts
+            if source is not target:
+                inputs, parts = (target, source), self._parts
+            found = []
+            for x, part, joined in zip(inputs, parts, join_parameters(parameters, parts), strict=True):
+                found += functional.linear(x, *joined).split(part.sizes, 1)
+            root = found.pop(0) if self.root_weight else None
+        query, key, value = (each.unflatten(-1, (self.heads, self.out_channels)) for each in found)
+        return query, key, value, root
 
     def _with_weights(
         self, source: Tensor, target: Tensor, edge_index: Tensor, edge_attr: Tensor | None, edge_weight: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The output, and (edge_index, weights [E, H])."""
         refuse_plan(edge_index)
-        query, key, value = self._project(source, target)
-        out = self._finish(
-            self._attend_heads(query, key, value, edge_index, edge_attr, edge_weight),
-            self.lin_skip(target) if self.root_weight else None,
-        )
+        query, key, value, root = self._project(source, target)
+        out = self._finish(self._attend_heads(query, key, value, edge_index, edge_attr, edge_weight), root)
         of_source, of_target = ends_of_edges(edge_index, (target.shape[0], source.shape[0]))
 
         def score(edges: slice) -> Tensor:

@@ -1,7 +1,8 @@
 """Attention as torch operators, each with another one as its backward pass, for torch.compile and export.
 
-    fused3s::attention           of a plan, which it gets by number
-    fused3s::attention_of_edges  of an edge_index, which it plans or whose plan it looks up (`nn.cached.edge_attention`)
+    fused3s::attention            of a plan, which it gets by number
+    fused3s::attention_of_edges   of an edge_index (`nn.cached.edge_attention`)
+    fused3s::attention_in_memory  of a plan in a tensor (the same module)
 
 A compiled function calls the operators instead of the backend, without a graph break. Operators take no Python objects.
 They run the plan itself, with its state: errors, exact sizes, streams. Neither the plan nor the sizes of a graph are
@@ -202,7 +203,8 @@ class Operator:
             if (gradient := found[3 + place]) is not None:
                 tensor = given.edges.tensors()[place]
                 gradient = gradient[:, : tensor.shape[1]].to(tensor.dtype)  # features are padded
-                found[3 + place] = torch.zeros_like(tensor).index_copy_(0, order.long(), gradient)
+                # Adds: after the last edge of a plan with room, the order names edge 0, and the gradient is 0.
+                found[3 + place] = torch.zeros_like(tensor).index_add_(0, order, gradient)
         return [gradient.contiguous() for gradient in found if gradient is not None]
 
     def _fake(self, query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,17 @@ def is_traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
+def compiles_cuda_graphs() -> bool:
+    """While torch.compile traces: whether it compiles for CUDA graphs, as with mode="reduce-overhead". False for a
+    torch that does not tell: its graphs leave out operators of the tag cudagraph_unsafe."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        backend = InstructionTranslator.current_tx().output.compiler_fn._torchdynamo_orig_backend
+        return bool(backend.config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+    return False
+
+
 _AUTOGRAD_KEYS = [
     getattr(needed(torch._C, "DispatchKey"), name) for name in ("AutogradCPU", "AutogradCUDA", "AutogradFunctionality")
 ]

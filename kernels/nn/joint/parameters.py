@@ -71,14 +71,14 @@ def plain_weight(layer: nn.Module) -> Tensor | None:
     return weight if type(weight) in PLAIN and layer.bias is None else None
 
 
-def join_parameters(parameters: Sequence[Tensor], parts: Sequence[RowParts], dtype: torch.dtype) -> Joined:
-    """Concatenated weights and biases of the parts of each GEMM."""
+def join_parameters(parameters: Sequence[Tensor], parts: Sequence[RowParts]) -> Joined:
+    """Concatenated weights and biases of the parts of each GEMM, from `plain_parameters`."""
     count, first, joined = sum(len(part.sizes) for part in parts), 0, []
     for part in parts:
         last = first + len(part.sizes)
-        weight, bias = torch.cat(parameters[first:last]).to(dtype), None
+        weight, bias = torch.cat(parameters[first:last]), None
         if len(parameters) > count:
-            bias = torch.cat(parameters[count + first : count + last]).to(dtype)
+            bias = torch.cat(parameters[count + first : count + last])
         joined.append((weight, bias))
         first = last
     return joined
@@ -133,7 +133,8 @@ class JointMemory:
     def join(self, parameters: Sequence[Tensor], parts: Sequence[RowParts], dtype: torch.dtype) -> Joined:
         """`join_parameters`, without a copy if the parameters are in this memory."""
         if list(map(Tensor.data_ptr, parameters)) != self._addresses:
-            return join_parameters(parameters, parts, dtype)
+            joined = join_parameters(parameters, parts)
+            return [(weight.to(dtype), None if bias is None else bias.to(dtype)) for weight, bias in joined]
         if self._memory.dtype is not dtype:
             return self._views(self._memory.to(dtype), parts)
         joined = self._joined.get(parts)
