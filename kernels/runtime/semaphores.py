@@ -4,7 +4,7 @@ Launches on one stream run in order, also with programmatic dependent launch, so
 A CUDA graph may run concurrently with any stream, so each graph has its own buffers:
 
     runtime.cuda_graph.capture   allocates them before the capture and keeps them with the graph (`graph_semaphores`)
-    operators of torch.compile   zeros at each launch (`fresh_semaphores`): its CUDA graphs own all memory of a call
+    operators of torch.compile   zeros at each launch (`FreshSemaphores`): its CUDA graphs own all memory of a call
     any other capture            a node of the graph zeroes memory from the graph's pool
 """
 
@@ -18,7 +18,7 @@ from .launch import current_gpu, stream_handle
 
 
 class _Current(threading.local):
-    fresh: bool = False  # inside of `fresh_semaphores`
+    fresh: bool = False  # inside of `FreshSemaphores`
 
 
 _current = _Current()
@@ -66,14 +66,16 @@ def graph_semaphores(device_index: int, stream: int) -> Iterator[list[torch.Tens
         del _of_graphs[key]
 
 
-@contextmanager
-def fresh_semaphores() -> Iterator[None]:
+class FreshSemaphores:
     """This thread's launches inside the context get newly zeroed memory."""
-    outer, _current.fresh = _current.fresh, True
-    try:
-        yield
-    finally:
-        _current.fresh = outer
+
+    __slots__ = ("_outer",)
+
+    def __enter__(self) -> None:
+        self._outer, _current.fresh = _current.fresh, True
+
+    def __exit__(self, *_: object) -> None:
+        _current.fresh = self._outer
 
 
 def is_capturing(device: torch.device) -> bool:

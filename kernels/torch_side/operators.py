@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from ..backends import REGISTRY
 from ..backends.base import BackwardCall, Call
-from ..runtime.semaphores import fresh_semaphores
+from ..runtime.semaphores import FreshSemaphores
 from ..terms.dropout import Dropout
 from ..terms.edge_data import FLOATS, MAX_FEATURES, TENSORS, BoundEdges
 from .autograd import gradients_of, names_of
@@ -183,7 +183,7 @@ class Operator:
         call = _sorted(call, order)._replace(out_dtype=out_dtype, lse=lse if writes_lse else None)
         if not writes_lse:
             lse.zero_()
-        with fresh_semaphores():
+        with FreshSemaphores():
             return backend.attend(data, call).contiguous(), lse
 
     def _attend_backward(self, *inputs: Any) -> list[Tensor]:
@@ -197,7 +197,7 @@ class Operator:
         plan, order, data = planned
         call = _sorted(given, order)._replace(out_dtype=output.dtype, lse=lse)
         backward = BackwardCall(call, output, grad_output, names_of(tuple(wanted)), grad_lse=grad_lse)
-        with fresh_semaphores():  # no `into`: results of an operator must not share memory
+        with FreshSemaphores():  # no `into`: results of an operator must not share memory
             found = [*gradients_of(REGISTRY[plan.backend], data, backward)]
         for place in OF_EDGES if order is not None else ():
             if (gradient := found[3 + place]) is not None:
