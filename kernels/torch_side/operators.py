@@ -28,6 +28,7 @@ from ..terms.dropout import Dropout
 from ..terms.edge_data import FLOATS, MAX_FEATURES, TENSORS, BoundEdges
 from .autograd import gradients_of, names_of
 from .once_differentiable import refuse_double_backward
+from .torch_private import register_shortcut
 
 # Tensors of `BoundEdges` that are not None (torch cannot differentiate lists with None); which ones those are; its
 # additive slope, and the numbers of its score term; rate of the dropout or 0; expression of the score term or "".
@@ -156,14 +157,16 @@ class Operator:
             tags=self.tags,
         )
         backward, forward = f"{self.name}_backward", self.name
-        for device in ("CPU", "CUDA"):
-            LIBRARY.impl(forward, self._attend, device)
-            LIBRARY.impl(backward, self._attend_backward, device)
-        torch.library.register_fake(f"fused3s::{forward}", self._fake, lib=LIBRARY)
-        torch.library.register_fake(f"fused3s::{backward}", self._fake_backward, lib=LIBRARY)
-        autograd = {"setup_context": self._save, "lib": LIBRARY}
-        torch.library.register_autograd(f"fused3s::{forward}", self._differentiate, **autograd)
-        torch.library.register_autograd(f"fused3s::{backward}", _refuse, setup_context=_save_backend, lib=LIBRARY)
+        for name, run, fake, differentiate, save in (
+            (forward, self._attend, self._fake, self._differentiate, self._save),
+            (backward, self._attend_backward, self._fake_backward, _refuse, _save_backend),
+        ):
+            for device in ("CPU", "CUDA"):
+                LIBRARY.impl(name, run, device)
+            torch.library.register_fake(f"fused3s::{name}", fake, lib=LIBRARY)
+            torch.library.register_autograd(f"fused3s::{name}", differentiate, setup_context=save, lib=LIBRARY)
+            operator = getattr(torch.ops.fused3s, name).default
+            register_shortcut(LIBRARY, operator, run, differentiate, save)
 
     def _split(self, inputs: Sequence[Any]) -> tuple[Call, tuple[Any, ...]]:
         """The call, and the arguments of `plan_of` before it."""

@@ -4,7 +4,7 @@ Each name is bound once, at import. If a public function does the same, more slo
 torch that lacks the name is an ImportError.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -38,6 +38,9 @@ foreach_copy_, foreach_lerp_ = needed(torch, "_foreach_copy_"), needed(torch, "_
 def _stream_handle(device_index: int) -> int:
     return torch.cuda.current_stream(device_index).cuda_stream
 
+
+# Ends the CUDA context if a bool on the GPU is false, without a wait; in a CUDA graph too.
+assert_on_gpu = needed(torch, "_assert_async")
 
 # Handle of the current stream of a GPU, without creating a Stream object as `torch.cuda.current_stream` does.
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
@@ -84,6 +87,32 @@ def compiles_cuda_graphs() -> bool:
         backend = InstructionTranslator.current_tx().output.compiler_fn._torchdynamo_orig_backend
         return bool(backend.config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
     return False
+
+
+_make_autograd = getattr(torch._library.autograd, "make_autograd_impl", None)
+_below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+_any_requires_grad = getattr(torch._C, "_any_requires_grad", None)
+
+
+def register_shortcut(
+    library: torch.library.Library, operator: Any, run: Callable[..., Any], backward: Any, setup: Any
+) -> None:
+    """Let calls that autograd does not record, as those of compiled code, go to `run` at once: the dispatcher converts
+    all arguments a second time on the way from autograd to the kernel, which takes half the time of a call. The other
+    arguments are those of `register_autograd`, which must come before."""
+    if None in (_make_autograd, _below_autograd, _any_requires_grad):
+        return
+    recorded = _make_autograd(operator, torch._library.autograd.Info(backward, setup))
+
+    def call(keys: Any, *inputs: Any) -> Any:
+        is_recorded = torch.is_grad_enabled() and _any_requires_grad(*inputs)
+        if is_recorded or type(inputs[0]) is not Tensor or dispatch_modes() or is_transformed():
+            return recorded(keys, *inputs)
+        with _below_autograd():
+            return run(*inputs)
+
+    for key in ("AutogradCPU", "AutogradCUDA"):
+        library.impl(operator._opname, call, key, with_keyset=True)
 
 
 _AUTOGRAD_KEYS = [

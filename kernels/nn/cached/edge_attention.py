@@ -29,7 +29,7 @@ from ...graph.edge_order import EdgeOrder
 from ...runtime.semaphores import is_capturing
 from ...torch_side.autocast import input_type
 from ...torch_side.operators import LIBRARY, Operator, attend_as_operator
-from ...torch_side.torch_private import compiles_cuda_graphs
+from ...torch_side.torch_private import assert_on_gpu, compiles_cuda_graphs
 from .planned_edges import plan_edge_index
 from .self_loops import num_edges_of, with_self_loops
 
@@ -162,7 +162,7 @@ def _plan_edges(
     plan = REGISTRY["fused3s"].make_room(shape, num_edges, device, inputs, memory)
     numbers = plan.refilled(EdgeSource(edges, has_padding=has_padding)).numbers[: PlanNumber.BAD_EDGE + 1]
     if is_capturing(device):
-        torch._assert_async(torch.all(numbers == 0))
+        assert_on_gpu(torch.all(numbers == 0))
     else:  # the call that torch makes before a capture
         check_numbers(numbers.tolist(), EdgeList(edge_index, shape, has_padding), device)
     return memory
