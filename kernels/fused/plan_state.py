@@ -16,15 +16,15 @@ from ..torch_side.tensor_record import map_tensors, tensors_of
 from .data import Fused3SData
 from .planning.gpu_csr import COUNTS, EdgeSource, PlanNumber
 from .planning.gpu_plan import GPUPlan
-from .tuning import COMPACTED_EDGES
+from .tuning import COMPACTED_EDGES, CUT_PASSES
 
 
 class Fused3SPlan:
     """The plan of one graph, for calls from any thread and on any stream.
 
     Planning kernels fill arrays of upper-bound sizes, and the host does not wait for them. Later calls look whether the
-    GPU is done. They then raise an error for ids out of range; from the second forward pass on they use arrays of exact
-    sizes. (For a plan that is used once, cutting the arrays would cost more than it saves.)
+    GPU is done. They then raise an error for ids out of range; from the CUT_PASSES-th forward pass on they use arrays
+    of exact sizes. (For a plan that is used in one step, cutting the arrays would cost more than it saves.)
 
     It holds no tensor object of the caller: caches of plans are keyed by the caller's tensors, weakly.
 
@@ -118,7 +118,7 @@ class Fused3SPlan:
             if self._numbers is None or is_capturing(self._device) or not self._numbers.is_done():
                 return
             self._check()
-            if self._forward_passes >= 2:
+            if self._forward_passes >= CUT_PASSES:
                 self._cut()
 
     def _check(self) -> None:

@@ -18,6 +18,7 @@ WARP_ROW_BYTES = 256  # backward pass: most bytes of a row per warp; wider heads
 # The same for all GPUs, since they weigh time of the host; fitted on an H200:
 CHECKED_EDGES = 1 << 14  # most edges of a graph on a GPU that is checked at once: it is planned as soon as it is queued
 SETTLED_EDGES = 1 << 22  # fewest edges of one whose plan is cut to its exact size at once
+CUT_PASSES = 16  # forward passes after which a plan is cut: in a loop over new graphs no layer's call should pay for it
 COMPACTED_EDGES = 1 << 16  # fewest edges of a plan that is copied to exact sizes: a smaller copy frees too little
 
 COUNTED_EDGES = 1 << 26  # fewest edges of a CSR whose plan waits for the GPU to save 16 bytes of memory per edge

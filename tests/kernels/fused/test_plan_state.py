@@ -22,6 +22,7 @@ from fused3s.fused import backend as fused3s
 from fused3s.fused import plan_state
 from fused3s.fused.planning.gpu_plan import GPUPlan
 from fused3s.fused.planning.plan import plan_graph
+from fused3s.fused.tuning import CUT_PASSES
 from fused3s.graph.csr import csr_from_edges
 from fused3s.graph.edge_list import EdgeList
 from fused3s.nn import TransformerConv
@@ -63,7 +64,7 @@ def plan_of_list(edge_index):
     return plan_graph(EdgeList(edge_index, (50, 50)), CPU, spec, forward)
 
 
-@pytest.mark.parametrize("passes", [0, 1, 2, 3])
+@pytest.mark.parametrize("passes", [0, 1, 3, CUT_PASSES])
 @pytest.mark.parametrize("finishes", [False, True])
 def test_a_cached_plan_lets_go_of_its_graph(gpu, passes, finishes):
     """A loop over new graphs whose plans are cached by their tensor: nothing of a step is left after it."""
@@ -86,12 +87,13 @@ def test_a_cached_plan_lets_go_of_its_graph(gpu, passes, finishes):
         gc.enable()
 
 
-def test_sizes_become_exact_at_the_second_forward_pass_that_finds_the_gpu_done(gpu):
+def test_sizes_become_exact_after_some_forward_passes_once_the_gpu_is_done(gpu):
     plan = planned()
     tensors = inputs()
     bounded, first = plan.data.arrays, plan(*tensors)
     first.sum().backward()
-    plan(*tensors)
+    for _ in range(CUT_PASSES):
+        plan(*tensors)
     assert plan.data.arrays is bounded, "cut before the GPU was done"
     gpu.finish()
     gpu.captures = True
@@ -107,12 +109,15 @@ def test_sizes_become_exact_at_the_second_forward_pass_that_finds_the_gpu_done(g
     assert plan.data.arrays is exact
 
 
-def test_a_plan_that_is_used_once_is_not_cut(gpu):
+def test_a_plan_that_is_used_in_one_step_is_not_cut(gpu):
     plan = planned()
     gpu.finish()
     bounded = plan.data.arrays
-    plan(*inputs()).sum().backward()
+    for out in [plan(*inputs()) for _ in range(CUT_PASSES - 1)]:
+        out.sum().backward()
     assert plan.data.arrays is bounded
+    plan(*inputs())
+    assert plan.data.arrays is not bounded
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -133,7 +138,8 @@ def test_compiled_calls_use_exact_sizes(gpu):
     call = torch.compile(lambda *given: plan(*given), backend="aot_eager", fullgraph=True)
     bounded, first = plan.data.arrays, call(*tensors)
     gpu.finish()
-    assert torch.equal(call(*tensors), first)
+    for _ in range(CUT_PASSES):
+        assert torch.equal(call(*tensors), first)
     assert plan.data.arrays is not bounded
     torch.compiler.reset()
 
