@@ -6,15 +6,17 @@ needs. A claim that tests show (`tests`), or that is out of scope (`scope`), has
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from math import ceil
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from configs.suite import PAPER
-from report.engine import Data, Spec, markdown
+from report import selections
+from report.engine import Data, markdown
 from report.rows import read_yaml
 from report.verdicts import (
     HALF_WAY,
@@ -53,19 +55,20 @@ counts graphs, or pairs of a graph and a d. The authors' codes: sums of kernel d
 
 
 def sections() -> list[dict[str, Any]]:
-    """The sections of claims.yaml; a claim with `each` is repeated for each of its values, which replace $0, $1, ..."""
+    """The sections of claims.yaml; a claim with `each` is repeated for each of its values, which replace $0, $1, ...,
+    and `use` stands for selections of `report.selections`."""
     found = read_yaml("claims.yaml")["sections"]
-    return [{**section, "claims": [one for claim in section["claims"] for one in _each(claim)]} for section in found]
-
-
-def _each(claim: Spec) -> list[dict[str, Any]]:
-    rest = {key: value for key, value in claim.items() if key != "each"}
-    return [_filled(rest, values) for values in claim["each"]] if "each" in claim else [rest]
+    return [
+        {**section, "claims": [_filled(one, values) for one in section["claims"] for values in one.get("each", [[]])]}
+        for section in found
+    ]
 
 
 def _filled(part: Any, values: Sequence[Any]) -> Any:
     if isinstance(part, Mapping):
-        return {key: _filled(value, values) for key, value in part.items()}
+        used = [getattr(selections, name) for name in part.get("use", ())]
+        own = {key: _filled(value, values) for key, value in part.items() if key not in ("use", "each")}
+        return reduce(or_, [*used, own])
     if isinstance(part, list):
         return [_filled(value, values) for value in part]
     if not isinstance(part, str):

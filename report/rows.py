@@ -120,16 +120,6 @@ def select(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     return rows[kept]
 
 
-def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings laid over each other, later ones on top; mappings inside of them too."""
-    found: dict[str, Any] = {}
-    for part in parts:
-        for key, value in part.items():
-            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
-            found[key] = merged(found[key], value) if both else value
-    return found
-
-
 def provenance(used: pd.DataFrame) -> str:
     """Where rows come from: "NVIDIA H200, commit 65175f3 (2026-11-22)"; several commits are all named."""
     parts = []

@@ -5,19 +5,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from bench.csv_files import AS_TEXT
 from bench.records import NOT_BUILT
 from report.derived import PeakRates
-from report.engine import Data, Spec, mean, quiet, real
-from report.rows import merged
+from report.engine import Data, mean, quiet, real
 
 NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
 YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "not recorded"
 VERDICTS = (YES, PART, NO, MISSING)
 SYNTHETIC = "Synthetic graphs alone."
+Spec = Mapping[str, Any]
 SOURCES = ("official", "file", "synthetic")
 EMULATED = {"bench": "stability", "metric": "relative_error", "backend": "emulated"}
 
@@ -41,7 +42,17 @@ class Finding:
     means: tuple[float, ...] = ()
 
 
+RULES = ("above", "below", "of", "form", "times", "ours", "theirs")  # of a case; other keys are columns
+OPTIONS = ("by", "across")  # of `Data.pairs`
 NOT_RECORDED = Finding(MISSING, why="The rows are not recorded.")
+
+
+def pairs(data: Data, case: Spec) -> pd.DataFrame:
+    """The pairs of a case, whose ratio is `times` theirs over ours."""
+    where = {name: value for name, value in case.items() if name not in RULES + OPTIONS}
+    options = {name: case[name] for name in OPTIONS if name in case}
+    found = data.pairs(where, case["ours"], case["theirs"], **options)
+    return found.assign(ratio=found["ratio"] * case.get("times", 1))
 
 
 def near(value: float, low: float, high: float | None = None) -> str:
@@ -90,7 +101,7 @@ def judge_near(data: Data, spec: Spec) -> Finding:
     limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
     verdicts, on_real, texts, means = [], [], [], []
     for name, pair in spec["cases"].items():
-        found = data.pairs(pair)
+        found = pairs(data, pair)
         if quiet(found).empty:  # the default run of the figures does not measure every case
             continue
         some = [quiet(found), real(quiet(found))]
@@ -109,9 +120,9 @@ def judge_near(data: Data, spec: Spec) -> Finding:
     if not texts:
         return NOT_RECORDED
     verdicts += [near(value, *limits) for value in means]
-    codes = data.pairs(spec["codes"]) if "codes" in spec else pd.DataFrame()
+    codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()
     theirs = f"{describe(codes)}: {near(mean(codes['ratio']), *limits)}" if len(codes) else "-"
-    rewritten = data.pairs(spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
+    rewritten = pairs(data, spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
     factor = f"{mean(rewritten['ratio']):.2f}" if len(rewritten) else ""
     why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
     real_alone = worst(on_real) if on_real else "-"
@@ -122,7 +133,7 @@ def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[pd.Series, pd.Series, 
     """Whether each pair of all cases holds, and whether its graph is real; a text for each case."""
     holds, of_real, texts = [pd.Series(dtype=bool)], [pd.Series(dtype=bool)], []
     for name, case in cases.items():
-        found = quiet(data.pairs(case))
+        found = quiet(pairs(data, case))
         if found.empty:
             continue
         bound = None
@@ -165,7 +176,7 @@ def judge_less(data: Data, spec: Spec) -> Finding:
 
     Cases that have pairs of the same `same` columns in common are compared on those alone.
     """
-    found = {name: quiet(data.pairs(case)) for name, case in spec["cases"].items()}
+    found = {name: quiet(pairs(data, case)) for name, case in spec["cases"].items()}
     if any(rows.empty for rows in found.values()):
         return NOT_RECORDED
     if same := spec.get("same"):
@@ -183,7 +194,7 @@ def judge_less(data: Data, spec: Spec) -> Finding:
         texts.append(", ".join(f"{kind}{name} {value:{form}} (n = {len(some[name])})" for name, value in means.items()))
     if not verdicts:
         return NOT_RECORDED
-    codes = {name: quiet(data.pairs(case)) for name, case in spec.get("codes", {}).items()}
+    codes = {name: quiet(pairs(data, case)) for name, case in spec.get("codes", {}).items()}
     theirs = [f"{name} {mean(rows['ratio']):.2f} (n = {len(rows)})" for name, rows in codes.items() if len(rows)]
     finding = Finding(worst(verdicts), "; ".join(texts), ", ".join(theirs) or "-")
     if len(verdicts) == 2:
@@ -222,7 +233,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
     """
     texts, holds = [], 0
     for dataset in spec["graphs"]:
-        found = data.pick(merged(data.resolve(spec["where"]), {"dataset": dataset}))
+        found = data.pick({**spec["where"], "dataset": dataset})
         need = found[found["status"] == "ok"].groupby("series")["value"].max() / 1024
         fits = need.index[need <= spec["gib"]]
         if spec["subject"] not in need:
@@ -230,7 +241,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
         holds += {*fits} == {spec["subject"]}
         texts.append(f"{dataset}: {', '.join(f'{name} {value:.1f}' for name, value in need.sort_values().items())} GiB")
     finding = Finding(of_all(holds, len(texts)), "; ".join(texts))
-    beside = data.pick(merged(data.resolve(spec["beside"]), {"dataset": spec["graphs"]}))
+    beside = data.pick({**spec["beside"], "dataset": spec["graphs"]}, newest=True)
     failed = beside[beside["status"] == "oom"]
     if spec["subject"] not in {*failed["series"]}:
         return finding
@@ -266,8 +277,8 @@ def judge_balance(data: Data, spec: Spec) -> Finding:
 
 def judge_bandwidth(data: Data, spec: Spec) -> Finding:
     """The kernel uses a larger share of the rate of copies than of that of the tensor cores, on every graph."""
-    memory = data.measured(merged(data.resolve(spec["where"]), {"metric": "tb_per_s"}))
-    tensor = data.measured(merged(data.resolve(spec["where"]), {"metric": "tflop_per_s"}))
+    memory = data.measured({**spec["where"], "metric": "tb_per_s"})
+    tensor = data.measured({**spec["where"], "metric": "tflop_per_s"})
     if memory.empty or "peak_rates" not in data.benches:
         return NOT_RECORDED
     rates = PeakRates.of(data.benches["peak_rates"], memory["device"].iloc[0])
@@ -286,7 +297,7 @@ def judge_by_width(data: Data, spec: Spec) -> Finding:
     """The share of attention at the second of two d is at least 0.9 of that at the first."""
     texts, holds = [], []
     for name, case in spec["cases"].items():
-        shares = quiet(data.pairs(case)).pivot(index=["data_sha256", "kind"], columns="dim", values="ratio").dropna()
+        shares = quiet(pairs(data, case)).pivot(index=["data_sha256", "kind"], columns="dim", values="ratio").dropna()
         if shares.empty:
             continue
         kept = shares.iloc[:, -1] >= 0.9 * shares.iloc[:, 0]

@@ -7,8 +7,9 @@ from kernel_rows import row
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from report.charts import draw, drawn_files, image
+from report.drawing import image
 from report.engine import Data
+from report.figures import draw, drawn_files
 from report.rows import frame
 
 TIMES = {"fused3s_paper": 2.0, "dfgnn_tiling": 6.0, "pyg": 12.0, "new_kernel": 4.0}

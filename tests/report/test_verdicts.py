@@ -6,6 +6,7 @@ from kernel_rows import row
 from report import verdicts
 from report.engine import Data
 from report.rows import frame
+from report.selections import KERNEL, PAPER, WARM
 from report.verdicts import (
     MISSING,
     NO,
@@ -20,12 +21,7 @@ from report.verdicts import (
     near,
 )
 
-PAIR = {
-    "use": ["kernel", "back_to_back"],
-    "dim": 128,
-    "ours": {"backend": "fused3s_paper"},
-    "theirs": {"backend": "pyg"},
-}
+PAIR = KERNEL | WARM | {"dim": 128, "ours": PAPER, "theirs": {"backend": "pyg"}}
 
 
 def data(*ratios: float, source: str = "official") -> Data:
@@ -134,7 +130,7 @@ def test_a_kernel_that_fits_by_its_peak_is_to_run_on_the_gpu_of_less_memory_too(
         "graphs": ["big"],
         "where": {"bench": "kernels", "metric": "peak_memory"},
     }
-    beside = {"use": ["kernel", "back_to_back"], "newest": True}
+    beside = KERNEL | WARM
     found = judge_fits(Data(frame(rows)), spec | {"beside": beside})
     assert (found.verdict, found.ours.endswith("GPU of 40 GB runs big with no kernel")) == (verdict, verdict == PART)
 
