@@ -36,6 +36,7 @@ class Data:
         every = with_published(pd.concat([rows, derived_rows(rows)], ignore_index=True))
         self.benches = dict(iter(every.groupby("bench")))
         self.empty = every.iloc[:0]
+        self.no_pairs = self.empty.assign(ratio=0.0, low=0.0, high=0.0, noisy=False, theirs=0.0)
         kinds = dict(zip(rows["device"], rows["device_type"], strict=True))
         self.device = device and _named(device, kinds)
         self.device_type = kinds.get(self.device, "cuda")
@@ -93,6 +94,8 @@ class Data:
         """
         ours, theirs = {**where, **ours}, {**where, **theirs}
         mine, other = self._rows_of(ours), self._rows_of(theirs)
+        if mine.empty or other.empty:
+            return self.no_pairs
         device = None if across else self._device_of_both(mine["device"], other["device"])
         mine = _counted(self._of_device(mine, ours, newest, device), ours, by)
         other = _counted(self._of_device(other, theirs, newest, device), theirs, by)

@@ -110,6 +110,8 @@ def select(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     for column, wanted in where.items():
         if column not in rows:
             raise ValueError(f"{column}: no such column of a row; allowed are {', '.join(rows)}")
+        if not kept.any():
+            continue
         values = rows[column]
         if isinstance(wanted, Mapping) and "not" in wanted:
             kept &= ~values.isin(wanted["not"]).to_numpy()
