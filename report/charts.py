@@ -158,7 +158,7 @@ def dots(data: Data, label: str, parts: Sequence[Dots]) -> Figure | None:
     panels, by = [], ["data_sha256"]
     for part in parts:
         others = on.in_order(data.pick({**part.where, **part.theirs})["series"])
-        found = {name: data.pairs(part.where, part.ours, {"series": name}, by) for name in others}
+        found = {name: data.pairs(part.where, part.ours, {**part.theirs, "series": name}, by) for name in others}
         if any(map(len, found.values())):
             panels.append((part, found))
     if not panels:

@@ -416,9 +416,10 @@ def backward(data: Data) -> Grid:
 
 @table("Attention in float32")
 def float32(data: Data) -> Grid:
-    """Geometric means over n graphs and the worst, all kernels by turns, back to back, L2 warm. "highest" and "high"
-    are those of `torch.get_float32_matmul_precision()`; fp16 is `fused3s` with fp16 inputs and output. Error: the worst
-    row of "highest" against float64, as a multiple of that of plain torch in float32."""
+    """Geometric means over n graphs and the worst, by turns, back to back, L2 warm; `dfgnn_hyper` and PyG at another
+    time, with one head. "highest" and "high" are those of `torch.get_float32_matmul_precision()`; fp16 is `fused3s`
+    with fp16 inputs and output. Error: the worst row of "highest" against float64, as a multiple of that of plain torch
+    in float32."""
     where = of.TIME | of.OURS | {"bench": "float32", "dtype": "float32", "variant": "highest"}
     lines = {
         f"{name}, {region}": line | {"region": region}
@@ -426,11 +427,17 @@ def float32(data: Data) -> Grid:
         for region in ("forward", "backward")
     }
     half = {"dtype": "float16", "variant": "none"}
+
+    def one_head(name: str) -> Cell:
+        cell = over({}, of.IN_FLOAT32 | {"backend": name}, least, HASH)
+        return lambda data, line: cell(data, line) if (line["heads"], line["region"]) == (1, "forward") else "-"
+
     columns = {
         "highest over fp16": over(half, {}, largest, HASH),
         "high over fp16": over(half, {"variant": "high"}, largest, HASH),
         "`dfgnn_tiling` over highest": over({}, {"backend": "dfgnn_tiling", "variant": "none"}, least, HASH),
         "`csr_unfused` over highest": over({}, {"backend": "csr_unfused", "variant": "none"}, least, HASH),
+        **{f"`{name}` over highest": one_head(name) for name in ("dfgnn_hyper", "pyg")},
         "largest error": extreme({"metric": "error_over_torch"}, max, ".1f"),
     }
     return Grid("shape, pass", lines, columns)

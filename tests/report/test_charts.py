@@ -76,6 +76,19 @@ def test_figure_7_has_a_bar_for_each_sm_and_figure_8_the_share_of_attention():
     assert heights(share_of, "Fused3S") == [0.25]
 
 
+def test_the_first_picture_holds_every_kernel_that_was_measured_in_float32():
+    ours = {"bench": "float32", "region": "forward", "dtype": "float32", "variant": "highest"}
+    rows = [row("cora", "fused3s", 1.0, **ours), row("cora", "dfgnn_tiling", 3.0, **ours | {"variant": "none"})]
+    rows += [row("cora", name, time, dtype="float32") for name, time in (("dfgnn_tiling", 3.1), ("dfgnn_hyper", 1.5))]
+    ((_, figure),) = draw(Data(frame(rows)), "hero")
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels == [
+        "dfgnn_tiling: 3.10x on 1 real",
+        "dfgnn_hyper: 1.50x on 1 real",
+        "best other kernel: 1.50x on 1 real",
+    ]
+
+
 def test_wrong_steps_are_missing_from_the_bars_of_times():
     step = {"bench": "training", "scope": "model", "region": "step", "blocks": 10, "dtype": "bfloat16", "l2": "none"}
     step |= {"plan": "none", "dense": "fused", "launch": "cuda_graph", "out_dtype": "bfloat16"}
