@@ -4,7 +4,8 @@ A row counts in a ratio or mean only if its status is `ok`, or `unchecked` where
 published times). Rows whose output is `wrong` never count, nor do times that the host disturbed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -41,6 +42,19 @@ class Data:
         self.device = device and _named(device, kinds)
         self.device_type = kinds.get(self.device, "cuda")
         self.used: list[pd.DataFrame] = []
+        self.chosen: Counter[str] = Counter()  # rows by device, where the selection names none
+        self.only: str | None = None  # the device of all selections that name none
+
+    def of_one_device(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` gives with rows of one device, but for selections that name another."""
+        self.chosen.clear()
+        found = compute()
+        if len(self.chosen) > 1:
+            self.only = self.device if self.device in self.chosen else self.chosen.most_common(1)[0][0]
+            self.used.clear()
+            found = compute()
+            self.only = None
+        return found
 
     def pick(self, where: Where, *, newest: bool = False) -> pd.DataFrame:
         """Rows of one device by number of edges: of the one that `where` names, else of the one with most of them, or
@@ -58,12 +72,13 @@ class Data:
         return select(rows, {"device_type": self.device_type, **where})
 
     def _of_device(self, found: pd.DataFrame, where: Where, newest: bool, device: str | None = None) -> pd.DataFrame:
-        devices = found["device"]
+        devices, device = found["device"], self.only or device
         if device is None and devices.nunique() > 1:
             usual = found.loc[found["date"].idxmax(), "device"] if newest else devices.mode().iloc[0]
             device = self.device if self.device in {*devices} else usual
-        if device is not None and "device" not in where:
-            found = found[devices == device]
+        if "device" not in where:
+            found = found if device is None else found[devices == device]
+            self.chosen.update(found["device"])
         return found.sort_values(["nnz", "label", "dim"], kind="stable")
 
     def _use(self, found: pd.DataFrame) -> None:

@@ -100,6 +100,16 @@ def test_both_sides_of_a_ratio_are_of_one_device():
     assert mean_over_pyg(Data(rows, "Other GPU"), KERNEL) == "1.00 (1) / 1.00 (1)"
 
 
+def test_a_table_holds_rows_of_one_gpu():
+    """Also where another GPU has the only row of a cell, or most rows of one."""
+    rows = kernels(("cora", "fused3s", 1.0), ("cora", "fused3s_paper", 3.0), ("musae-github", "fused3s_paper", 4.0))
+    there = ("cora", "fused3s", 9.0), ("cora", "fused3s+reorder", 0.5), ("musae-github", "fused3s", 8.0)
+    text = render(Data(frame(rows + kernels(*there, device="Other GPU"))), "kernel-times")
+    cells = {line[0]: line[3:7] for line in (line[2:].split(" | ") for line in text.splitlines()[4:])}
+    assert cells == {"cora": ["3.0000", "1.0000", "-", "3.00"], "musae-github": ["4.0000", "-", "-", "-"]}
+    assert "Other GPU" not in text
+
+
 def test_the_best_other_kernel_is_the_fastest_correct_one_on_each_graph():
     rows = [*TWO[:2], *kernels(("cora", "fused3s_paper", 3.0))]
     rows += kernels(
