@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from report import drawing as on
 from report import selections as of
-from report.engine import COUNTED, DISTURBED, Data, Where, mean, quiet, real
+from report.engine import COUNTED, DISTURBED, Data, Where, by_graph, mean, quiet, real
 from report.published import captions
 
 DASHES = ("-", "--", ":", "-.")
@@ -274,18 +274,18 @@ def _of_twins(data: Data, where: Where, spec: PaperBars, theirs: Where) -> str:
     factors = (times[both[0]] / times[both[1]]).dropna() if {*both} <= {*times} else times
     if factors.empty:
         return ""
-    count = factors.index.get_level_values(0).nunique()
-    return f": surrogates have {mean(factors):.2f} of the kernel's real speed-up (n = {count})"
+    factors = factors.groupby(level="dataset").agg(mean)
+    return f": surrogates have {mean(factors):.2f} of the kernel's real speed-up (n = {len(factors)})"
 
 
 def _captions(spec: PaperBars, place: str, over: Ratios) -> tuple[list[str], dict[str, str]]:
     """The mean ratio over each series beside the paper's, and both numbers of the first."""
     stated, texts, first = captions(place), [], {}
     for series, found in over.items():
-        ratios, paper = quiet(found)["ratio"], f"{stated[series.split()[0]]:g}x"
-        if ratios.empty:
+        graphs, paper = by_graph(quiet(found)), f"{stated[series.split()[0]]:g}x"
+        if graphs.empty:
             continue
-        of_real = real(quiet(found))["ratio"]
+        ratios, of_real = graphs["ratio"], real(graphs)["ratio"]
         words = f"{mean(ratios):.2f}x"
         first = first or {"ours": words, "paper": paper}
         also = [f"{mean(of_real):.2f}x"] * (0 < len(of_real) < len(ratios)) + [paper]
@@ -334,7 +334,8 @@ def _draw_bars(axes: Axes, spec: PaperBars, panel: Panel, rows: pd.DataFrame, fo
 
 
 def _heights(ratios: pd.DataFrame, groups: pd.MultiIndex, means: Mapping[str, pd.Index]) -> list[float]:
-    return [*ratios["ratio"].reindex(groups), *(mean(ratios["ratio"].reindex(some)) for some in means.values())]
+    common = [by_graph(ratios[ratios.index.isin(some)])["ratio"] for some in means.values()]
+    return [*ratios["ratio"].reindex(groups), *(mean(some) if len(some) else np.nan for some in common)]
 
 
 def _mean_groups(found: Ratios, marks: Ratios) -> dict[str, pd.Index]:
@@ -343,7 +344,7 @@ def _mean_groups(found: Ratios, marks: Ratios) -> dict[str, pd.Index]:
     common = reduce(pd.Index.intersection, (ratios.index for ratios in ran))
     of_real = common[(ran[0].loc[common, "kind"] == "real").to_numpy()] if len(common) else common
     kept = {"": common} | ({" real": of_real} if len(of_real) < len(common) else {})
-    return {f"mean\nof {len(some)}{kind}": some for kind, some in kept.items() if len(some)}
+    return {f"mean\nof {some.unique(0).size}{kind}": some for kind, some in kept.items() if len(some)}
 
 
 def _label(dataset: str, dim: int, rows: pd.DataFrame, dims: Sequence[int]) -> str:

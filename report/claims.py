@@ -49,8 +49,9 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
 
 "Ours" is `fused3s_paper`, this repository's form of the paper's kernel: d = 128, fp16 inputs, fp32 output, back to back
 with a warm L2 cache unless stated otherwise; the kernels that compute in fp32 are DF-GNN, PyG and `csr_unfused`. n
-counts graphs, or pairs of a graph and a d. The authors' codes: sums of kernel durations, without launches
-([how](paper/README.md)); `make reproduce-figures FIGURES=codes` measures them where they are installed. {provenance}.
+counts graphs; the ratios of a graph at several d are averaged first. The authors' codes: sums of kernel durations,
+without launches ([how](paper/README.md)); `make reproduce-figures FIGURES=codes` measures them where they are
+installed. {provenance}.
 
 """
 

@@ -165,6 +165,12 @@ def mean(ratios: Iterable[float]) -> float:
     return geometric_mean(ratios)
 
 
+def by_graph(found: pd.DataFrame) -> pd.DataFrame:
+    """One row a graph with the mean of its ratios: the d or batches of one graph are not independent."""
+    rows = found.reset_index(drop="dataset" in found)[["dataset", "kind", "ratio"]]
+    return rows.groupby(["dataset", "kind"], sort=False)["ratio"].agg(mean).reset_index()
+
+
 def real(found: pd.DataFrame) -> pd.DataFrame:
     return found[found["kind"] == "real"]
 

@@ -167,8 +167,8 @@ def fig7_sm_activity(data: Data) -> Figure | None:
     "fig8_end_to_end",
     "fig8_end_to_end_{dtype}",
     note="10 blocks, {dtype} outside attention, eager. Labels: milliseconds; ~: bound by the CPU, in no mean. cuSPARSE "
-    "(csr_unfused) stands for DGL. The paper gives means alone. Mean: geometric, of the pairs of a graph and a d on "
-    "which all ran. Peptides-struct has the edges of Peptides-func",
+    "(csr_unfused) stands for DGL. The paper gives means alone. Mean: geometric, of the graphs with a d on which all "
+    "ran, each its own mean over d. Peptides-struct has the edges of Peptides-func",
 )
 def fig8_end_to_end(data: Data, dtype: str = "float32") -> Figure | None:
     title = "Figure 8, whole Graph Transformer: with Fused3S {ours} as fast as with cuSPARSE on {device} "

@@ -12,7 +12,7 @@ import pandas as pd
 from bench.csv_files import AS_TEXT
 from bench.records import NOT_BUILT
 from report.derived import PeakRates
-from report.engine import Data, mean, quiet, real
+from report.engine import Data, by_graph, mean, quiet, real
 
 NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
 YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "not recorded"
@@ -83,7 +83,7 @@ def over_all_and_real(holds: pd.Series, of_real: pd.Series) -> tuple[str, str]:
 
 def describe(found: pd.DataFrame) -> str:
     """Means with their counts: "2.14x (n = 15, 10 synthetic, slower on 1); real 2.45x (n = 5)"."""
-    noisy, found = found["noisy"].sum(), quiet(found)
+    noisy, found = found["noisy"].sum(), by_graph(quiet(found))
     kinds = found["kind"].value_counts()
     counts = [f"{kinds[kind]} {kind}" for kind in ("synthetic", "surrogate", "file") if kind in kinds]
     slower = (found["ratio"] < 1).sum()
@@ -113,6 +113,7 @@ def judge_near(data: Data, spec: Spec) -> Finding:
             verdicts += [YES if 1 / 3 <= share <= 2 / 3 else PART for share in shares]
             name = f"{name}gains on {len(gain[0])} of {len(some[0])}"
             found, some = gain[0], gain
+        some = [by_graph(rows) for rows in some]
         means += [mean(rows["ratio"]) for rows in some if len(rows)]
         verdicts += [PART] * (not len(some[1]))
         on_real += [near(mean(rows["ratio"]), *limits) for rows in some[1:] if len(rows)]
@@ -121,9 +122,9 @@ def judge_near(data: Data, spec: Spec) -> Finding:
         return NOT_RECORDED
     verdicts += [near(value, *limits) for value in means]
     codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()
-    theirs = f"{describe(codes)}: {near(mean(codes['ratio']), *limits)}" if len(codes) else "-"
+    theirs = f"{describe(codes)}: {near(mean(by_graph(codes)['ratio']), *limits)}" if len(codes) else "-"
     rewritten = pairs(data, spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
-    factor = f"{mean(rewritten['ratio']):.2f}" if len(rewritten) else ""
+    factor = f"{mean(by_graph(rewritten)['ratio']):.2f}" if len(rewritten) else ""
     why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
     real_alone = worst(on_real) if on_real else "-"
     return Finding(worst(verdicts), "; ".join(texts), theirs, real_alone, why, tuple(means))
@@ -187,6 +188,7 @@ def judge_less(data: Data, spec: Spec) -> Finding:
     for kind, some in (("", found), ("real ", {name: real(rows) for name, rows in found.items()})):
         if any(rows.empty for rows in some.values()):
             continue
+        some = {name: by_graph(rows) for name, rows in some.items()}
         means = {name: mean(rows["ratio"]) for name, rows in some.items()}
         first, *others = means.values()
         verdicts.append(YES if all(other < first for other in others) else NO)

@@ -77,10 +77,10 @@ def test_real_graphs_have_a_mean_of_their_own():
     assert mean_over_pyg(Data(frame([*TWO, *made])), KERNEL) == "4.00 (2) / 6.35 (3)"  # cube root of 256
 
 
-def test_a_mean_over_several_widths_needs_each_of_them():
+def test_a_mean_over_several_widths_is_of_graphs_and_needs_each_width():
     wide = kernels(("cora", "fused3s", 1.0), ("cora", "pyg", 2.0), dim=64)
     both = KERNEL | {"dim": [64, 128]}
-    assert mean_over_pyg(Data(frame([*TWO, *wide])), both) == "3.17 (3) / 3.17 (3)"  # cube root of 8 * 2 * 2
+    assert mean_over_pyg(Data(frame([*TWO, *wide])), both) == "2.83 (2) / 2.83 (2)"  # sqrt(4 * 2), 4 = sqrt(8 * 2)
     assert mean_over_pyg(Data(frame(TWO)), both) == "-"
 
 
