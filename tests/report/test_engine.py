@@ -110,6 +110,17 @@ def test_a_table_holds_rows_of_one_gpu():
     assert "Other GPU" not in text
 
 
+@pytest.mark.parametrize(("captured", "cell"), [((), "-"), ((6.0,), "3.00")])
+def test_a_captured_loop_is_over_a_captured_one(captured, cell):
+    step = {"bench": "layers", "variant": "molecules-1024", "plan": "rebuilt", "dtype": "float32", "l2": "none"}
+    eager, graph = step | {"launch": "eager"}, step | {"launch": "cuda_graph"}
+    rows = [row("ogbg-molhiv", name, time, **eager) for name, time in (("auto", 4.0), ("pyg", 8.0))]
+    rows += [row("ogbg-molhiv", "auto", 2.0, **graph), *(row("ogbg-molhiv", "pyg", time, **graph) for time in captured)]
+    lines = [line.split(" | ") for line in render(Data(frame(rows)), "all-layers").splitlines()]
+    ratios = [line[5] for line in lines if "new batch of 1,024" in line[0]]
+    assert ratios == ["2.00", cell]
+
+
 def test_the_best_other_kernel_is_the_fastest_correct_one_on_each_graph():
     rows = [*TWO[:2], *kernels(("cora", "fused3s_paper", 3.0))]
     rows += kernels(
