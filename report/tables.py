@@ -389,12 +389,11 @@ def grouped_queries(data: Data) -> Grid:
 def edges(data: Data) -> Grid:
     """Slow-down of `fused3s` by edge data and score terms, by shape of heads; geometric mean over n graphs (surrogate
     included) and the worst. `low_rank_11`: 11 features with a weight for keys and values; `types_4`: one of 4 vectors;
-    `gat` reads no query and no key. Last lines, on an H200 at an earlier commit: anemoi's Triton kernel over ours, and
-    the graph on which ours gains least; the published code was measured at another time."""
+    `gat` reads no query and no key. Last line, on an H200 at an earlier commit: anemoi's Triton kernel over ours, and
+    the graph on which ours gains least."""
     terms = ("bias", "bias_per_head", "low_rank_11", "types_4", "column", "soft_cap", "gat", "gatv2")
     none, low_rank, anemoi = {"edges": "none"}, of.H200 | {"edges": "low_rank_11"}, of.H200 | {"backend": "anemoi"}
     lines = {f"`{name}` over none": over(none, {"edges": name}, largest, HASH, newest=True) for name in terms}
-    lines["published anemoi over ours, `low_rank_11`"] = over(low_rank, of.CODES | anemoi, least, HASH)
     lines["backend `anemoi` over ours, `low_rank_11`"] = over(low_rank, low_rank | anemoi, least, HASH)
     where = of.TIME | of.WARM | of.OURS | MEASURED | {"bench": "edges"}
     return Grid("edge data", lines, shapes(where, (1, 64), (1, 128), (8, 16), (16, 64)))
@@ -411,7 +410,6 @@ def backward(data: Data) -> Grid:
         "bound": over(forward | size, size, largest, HASH),
         "Turbo-GNN over ours": over(of.H200, code | {"backend": "Turbo-GNN backward"}, least, HASH),
         "the same, best setting": over(of.H200, code | {"backend": "Turbo-GNN backward, best"}, least, HASH),
-        "anemoi over ours": over(of.H200, code | {"backend": "anemoi backward"}, least, HASH),
     }
     lines = shapes(of.BACKWARD | MEASURED, (1, 64), (1, 128), (1, 256), (8, 16), (16, 64))
     return Grid("shape", lines, columns)
