@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from report.rows import HERE, read_yaml
+from report.rows import HERE
 
 matplotlib.style.use(HERE / "fused3s.mplstyle")
 
@@ -27,11 +27,32 @@ WIDTH, MOST_WIDTH = 7.0, 11.0  # inches
 HATCH, GROUP_WIDTH, SMALL = "////", 0.9, 5.5
 MISSING = {"oom": "OOM", "": "not run", "unsupported": "refused"}
 OTHER = "#999999"
-
-
-def declarations() -> dict[str, Any]:
-    """figures.yaml."""
-    return read_yaml("figures.yaml")
+# Paul Tol's colours (https://personal.sfu.ca/~ptol, "Colour schemes", 2021), in the order of legends. A new kernel
+# needs a line here, or gets a grey; charts find it in the rows by themselves.
+COLOURS = {
+    "fused3s_paper": "#4477AA",
+    "flashsparse_naive": "#228833",
+    "flashsparse_stable": "#99DDAA",
+    "dfgnn_tiling": "#CCBB44",
+    "dfgnn_hyper": "#EEDD88",
+    "csr_unfused": "#66CCEE",
+    "pyg": "#AA3377",
+    "flex_attention": "#777777",
+    "sdpa_padded": "#AA7744",
+    "turbo_gnn": "#332288",
+    "anemoi": "#999933",
+    "torch_harmonics": "#117733",
+    "F3S_splitR": "#BBBBBB",
+    "F3S_splitC": "#BBCCEE",
+    "F3S_reorderRW": "#77AADD",
+    "F3S_permuteQKV": "#4477AA",
+    "fused3s plain": "#EE6677",
+    "fused3s compiled": "#BB4455",
+    "fused3s fused": "#772233",
+    "fused3s+reorder": "#FFAABB",
+    "fused3s": "#EE6677",
+    "reference": "#555555",
+}
 
 
 def slug(text: str) -> str:
@@ -60,13 +81,12 @@ def _heights(figure: Figure) -> list[str]:
 
 def colour(series: str) -> str:
     """The colour of a series, or of its backend; a grey for one that the table does not know."""
-    colours = declarations()["colours"]
-    return colours.get(series.removesuffix("+graph"), colours.get(series.split()[0], OTHER))
+    return COLOURS.get(series.removesuffix("+graph"), COLOURS.get(series.split()[0], OTHER))
 
 
 def in_order(series: Iterable[str]) -> list[str]:
     """In the order of the colour table, unknown ones last."""
-    known = [*declarations()["colours"]]
+    known = [*COLOURS]
 
     def place(name: str) -> tuple[int, str]:
         found = next((one for one in (name.removesuffix("+graph"), name.split()[0]) if one in known), None)

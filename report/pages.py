@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from report.charts import drawn_files
 from report.claims import Finding, claims_page, headlines, judged, shown
 from report.datasets import TABLES as DATA_SET_TABLES
 from report.datasets import markdown_of
-from report.engine import Data, table
-from report.rows import read_yaml
+from report.engine import Data
+from report.figures import drawn_files
+from report.tables import TABLES, render
 from report.training import inference_changes, split_scores
 
 BLOCK = re.compile(r"<!-- begin generated: (\S+) -->\n(.*?)<!-- end generated: \1 -->", re.DOTALL)
@@ -36,17 +36,12 @@ independent runs and of runs with the same seed. {provenance}.
 {scores}"""
 
 
-def tables() -> dict[str, dict]:
-    """The entries of tables.yaml."""
-    return {name: spec for name, spec in read_yaml("tables.yaml").items() if name != "defs"}
-
-
 def results_page(data: Data) -> str:
     """results/RESULTS.md."""
     parts = [RESULTS]
-    for spec in tables().values():
-        if spec.get("file") == "results" and (text := table(data, spec)):
-            parts.append(f"\n## {spec['title']}\n\n{text}")
+    for name, table in TABLES.items():
+        if table.title and (text := render(data, name)):
+            parts.append(f"\n## {table.title}\n\n{text}")
     data.used.clear()
     scores, changes = split_scores(data), inference_changes(data)
     if scores:
@@ -56,7 +51,7 @@ def results_page(data: Data) -> str:
 
 def blocks(data: Data, findings: Mapping[str, Finding], results: Path) -> dict[str, str]:
     """Texts of the blocks by name; a table that was not recorded is ""."""
-    found = {name: table(data, spec) for name, spec in tables().items() if spec.get("file") == "block"}
+    found = {name: render(data, name) for name, table in TABLES.items() if not table.title}
     durations = results / "durations.csv"
     seconds = pd.read_csv(durations) if durations.exists() else None
     return found | {"paper": headlines(findings), "paper-figures": shown(findings, seconds)}

@@ -110,6 +110,8 @@ def select(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     for column, wanted in where.items():
         if column not in rows:
             raise ValueError(f"{column}: no such column of a row; allowed are {', '.join(rows)}")
+        if not kept.any():
+            continue
         values = rows[column]
         if isinstance(wanted, Mapping) and "not" in wanted:
             kept &= ~values.isin(wanted["not"]).to_numpy()
@@ -118,16 +120,6 @@ def select(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
         else:
             kept &= values.isin(wanted if isinstance(wanted, list) else [wanted]).to_numpy()
     return rows[kept]
-
-
-def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings laid over each other, later ones on top; mappings inside of them too."""
-    found: dict[str, Any] = {}
-    for part in parts:
-        for key, value in part.items():
-            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
-            found[key] = merged(found[key], value) if both else value
-    return found
 
 
 def provenance(used: pd.DataFrame) -> str:

@@ -4,20 +4,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from math import log
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from bench.csv_files import AS_TEXT
 from bench.records import NOT_BUILT
 from report.derived import PeakRates
-from report.engine import Data, Spec, mean, quiet, real
-from report.rows import merged
+from report.engine import Data, by_graph, mean, quiet, real
 
 NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
 YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "not recorded"
 VERDICTS = (YES, PART, NO, MISSING)
 SYNTHETIC = "Synthetic graphs alone."
+Spec = Mapping[str, Any]
 SOURCES = ("official", "file", "synthetic")
 EMULATED = {"bench": "stability", "metric": "relative_error", "backend": "emulated"}
 
@@ -41,15 +43,25 @@ class Finding:
     means: tuple[float, ...] = ()
 
 
+RULES = ("above", "below", "of", "form", "times", "ours", "theirs")  # of a case; other keys are columns
+OPTIONS = ("by", "across")  # of `Data.pairs`
 NOT_RECORDED = Finding(MISSING, why="The rows are not recorded.")
 
 
+def pairs(data: Data, case: Spec) -> pd.DataFrame:
+    """The pairs of a case, whose ratio is `times` theirs over ours."""
+    where = {name: value for name, value in case.items() if name not in RULES + OPTIONS}
+    options = {name: case[name] for name in OPTIONS if name in case}
+    found = data.pairs(where, case["ours"], case["theirs"], **options)
+    return found.assign(ratio=found["ratio"] * case.get("times", 1))
+
+
 def near(value: float, low: float, high: float | None = None) -> str:
-    """Verdict on a ratio against the paper's value or range."""
+    """Verdict on a ratio against the paper's value or range: near 1 a small factor is a large part of the gain."""
     high = low if high is None else high
     if (value > 1) != (low > 1):
         return NO
-    if low / NEAR <= value <= high * NEAR:
+    if low / NEAR <= value <= high * NEAR and abs(log(value)) >= abs(log(low)) / 2:
         return YES
     return PART if low / HALF_WAY <= value <= high * HALF_WAY else NO
 
@@ -72,7 +84,7 @@ def over_all_and_real(holds: pd.Series, of_real: pd.Series) -> tuple[str, str]:
 
 def describe(found: pd.DataFrame) -> str:
     """Means with their counts: "2.14x (n = 15, 10 synthetic, slower on 1); real 2.45x (n = 5)"."""
-    noisy, found = found["noisy"].sum(), quiet(found)
+    noisy, found = found["noisy"].sum(), by_graph(quiet(found))
     kinds = found["kind"].value_counts()
     counts = [f"{kinds[kind]} {kind}" for kind in ("synthetic", "surrogate", "file") if kind in kinds]
     slower = (found["ratio"] < 1).sum()
@@ -85,12 +97,14 @@ def describe(found: pd.DataFrame) -> str:
 def judge_near(data: Data, spec: Spec) -> Finding:
     """`value` (or [low, high]) against the mean ratio of each of `cases`; `codes`: that of the authors' codes.
 
-    `half`: of the graphs that gain, which are a third to two thirds of all.
+    `times`: of the paper's own times, whose mean over the same graphs takes the place of `value`. `half`: of the graphs
+    that gain, which are a third to two thirds of all.
     """
+    paper = pairs(data, spec["times"]).set_index("dataset")["ratio"] if "times" in spec else pd.Series()
     limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
     verdicts, on_real, texts, means = [], [], [], []
     for name, pair in spec["cases"].items():
-        found = data.pairs(pair)
+        found = pairs(data, pair)
         if quiet(found).empty:  # the default run of the figures does not measure every case
             continue
         some = [quiet(found), real(quiet(found))]
@@ -102,27 +116,41 @@ def judge_near(data: Data, spec: Spec) -> Finding:
             verdicts += [YES if 1 / 3 <= share <= 2 / 3 else PART for share in shares]
             name = f"{name}gains on {len(gain[0])} of {len(some[0])}"
             found, some = gain[0], gain
+        some = [by_graph(rows) for rows in some]
         means += [mean(rows["ratio"]) for rows in some if len(rows)]
         verdicts += [PART] * (not len(some[1]))
-        on_real += [near(mean(rows["ratio"]), *limits) for rows in some[1:] if len(rows)]
-        texts.append(f"{name}: {describe(found)}" if name else describe(found))
+        judged = [near(*_beside(rows, paper, limits)) for rows in some if len(rows)]
+        verdicts, on_real = verdicts + judged, on_real + judged[1:]
+        text = f"{name}: {describe(found)}" if name else describe(found)
+        same = [_beside(rows, paper, limits) for rows in some if rows["dataset"].isin(paper.index).any()]
+        both = [
+            f"{ours:.2f}x, {theirs:.2f}x{kind}" for kind, (ours, theirs) in zip(("", " (real)"), same, strict=False)
+        ]
+        texts.append(text + f"; on the paper's graphs ours, theirs: {'; '.join(both)}" * bool(both))
     if not texts:
         return NOT_RECORDED
-    verdicts += [near(value, *limits) for value in means]
-    codes = data.pairs(spec["codes"]) if "codes" in spec else pd.DataFrame()
-    theirs = f"{describe(codes)}: {near(mean(codes['ratio']), *limits)}" if len(codes) else "-"
-    rewritten = data.pairs(spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
-    factor = f"{mean(rewritten['ratio']):.2f}" if len(rewritten) else ""
+    codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()
+    theirs = f"{describe(codes)}: {near(*_beside(by_graph(codes), paper, limits))}" if len(codes) else "-"
+    rewritten = pairs(data, spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
+    factor = f"{mean(by_graph(rewritten)['ratio']):.2f}" if len(rewritten) else ""
     why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
     real_alone = worst(on_real) if on_real else "-"
     return Finding(worst(verdicts), "; ".join(texts), theirs, real_alone, why, tuple(means))
+
+
+def _beside(found: pd.DataFrame, paper: pd.Series, limits: Sequence[float]) -> tuple[float, ...]:
+    """Our mean ratio and the paper's over the graphs of both; without one, ours over all and what the paper states."""
+    both = found[found["dataset"].isin(paper.index)]
+    if both.empty:
+        return mean(found["ratio"]), *limits
+    return mean(both["ratio"]), mean(paper[both["dataset"]])
 
 
 def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[pd.Series, pd.Series, list[str]]:
     """Whether each pair of all cases holds, and whether its graph is real; a text for each case."""
     holds, of_real, texts = [pd.Series(dtype=bool)], [pd.Series(dtype=bool)], []
     for name, case in cases.items():
-        found = quiet(data.pairs(case))
+        found = quiet(pairs(data, case))
         if found.empty:
             continue
         bound = None
@@ -150,6 +178,7 @@ def judge_holds(data: Data, spec: Spec) -> Finding:
         return NOT_RECORDED
     holds, total = kept.sum(), len(kept)
     verdict, on_real = over_all_and_real(kept, of_real)
+    verdict = worst([verdict, on_real])
     codes = _held(data, spec["codes"])[0] if "codes" in spec else []
     ours = f"{holds} of {total}; {'; '.join(texts)}" if len(texts) > 1 and not spec.get("short") else "; ".join(texts)
     finding = Finding(verdict, f"{holds} of {total} pairs" if spec.get("short") else ours)
@@ -165,7 +194,7 @@ def judge_less(data: Data, spec: Spec) -> Finding:
 
     Cases that have pairs of the same `same` columns in common are compared on those alone.
     """
-    found = {name: quiet(data.pairs(case)) for name, case in spec["cases"].items()}
+    found = {name: quiet(pairs(data, case)) for name, case in spec["cases"].items()}
     if any(rows.empty for rows in found.values()):
         return NOT_RECORDED
     if same := spec.get("same"):
@@ -176,6 +205,7 @@ def judge_less(data: Data, spec: Spec) -> Finding:
     for kind, some in (("", found), ("real ", {name: real(rows) for name, rows in found.items()})):
         if any(rows.empty for rows in some.values()):
             continue
+        some = {name: by_graph(rows) for name, rows in some.items()}
         means = {name: mean(rows["ratio"]) for name, rows in some.items()}
         first, *others = means.values()
         verdicts.append(YES if all(other < first for other in others) else NO)
@@ -183,7 +213,7 @@ def judge_less(data: Data, spec: Spec) -> Finding:
         texts.append(", ".join(f"{kind}{name} {value:{form}} (n = {len(some[name])})" for name, value in means.items()))
     if not verdicts:
         return NOT_RECORDED
-    codes = {name: quiet(data.pairs(case)) for name, case in spec.get("codes", {}).items()}
+    codes = {name: quiet(pairs(data, case)) for name, case in spec.get("codes", {}).items()}
     theirs = [f"{name} {mean(rows['ratio']):.2f} (n = {len(rows)})" for name, rows in codes.items() if len(rows)]
     finding = Finding(worst(verdicts), "; ".join(texts), ", ".join(theirs) or "-")
     if len(verdicts) == 2:
@@ -222,7 +252,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
     """
     texts, holds = [], 0
     for dataset in spec["graphs"]:
-        found = data.pick(merged(data.resolve(spec["where"]), {"dataset": dataset}))
+        found = data.pick({**spec["where"], "dataset": dataset})
         need = found[found["status"] == "ok"].groupby("series")["value"].max() / 1024
         fits = need.index[need <= spec["gib"]]
         if spec["subject"] not in need:
@@ -230,7 +260,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
         holds += {*fits} == {spec["subject"]}
         texts.append(f"{dataset}: {', '.join(f'{name} {value:.1f}' for name, value in need.sort_values().items())} GiB")
     finding = Finding(of_all(holds, len(texts)), "; ".join(texts))
-    beside = data.pick(merged(data.resolve(spec["beside"]), {"dataset": spec["graphs"]}))
+    beside = data.pick({**spec["beside"], "dataset": spec["graphs"]}, newest=True)
     failed = beside[beside["status"] == "oom"]
     if spec["subject"] not in {*failed["series"]}:
         return finding
@@ -266,8 +296,8 @@ def judge_balance(data: Data, spec: Spec) -> Finding:
 
 def judge_bandwidth(data: Data, spec: Spec) -> Finding:
     """The kernel uses a larger share of the rate of copies than of that of the tensor cores, on every graph."""
-    memory = data.measured(merged(data.resolve(spec["where"]), {"metric": "tb_per_s"}))
-    tensor = data.measured(merged(data.resolve(spec["where"]), {"metric": "tflop_per_s"}))
+    memory = data.measured({**spec["where"], "metric": "tb_per_s"})
+    tensor = data.measured({**spec["where"], "metric": "tflop_per_s"})
     if memory.empty or "peak_rates" not in data.benches:
         return NOT_RECORDED
     rates = PeakRates.of(data.benches["peak_rates"], memory["device"].iloc[0])
@@ -286,7 +316,7 @@ def judge_by_width(data: Data, spec: Spec) -> Finding:
     """The share of attention at the second of two d is at least 0.9 of that at the first."""
     texts, holds = [], []
     for name, case in spec["cases"].items():
-        shares = quiet(data.pairs(case)).pivot(index=["data_sha256", "kind"], columns="dim", values="ratio").dropna()
+        shares = quiet(pairs(data, case)).pivot(index=["data_sha256", "kind"], columns="dim", values="ratio").dropna()
         if shares.empty:
             continue
         kept = shares.iloc[:, -1] >= 0.9 * shares.iloc[:, 0]
@@ -402,12 +432,13 @@ def _of_best_source(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def judge_summary(data: Data, spec: Spec, findings: Mapping[str, Finding]) -> Finding:
-    """All claims whose `says` holds `of`: reproduced if all are, in part if more than half are at least in part."""
+    """All claims whose `says` holds `of`: reproduced if all are, in part if more than half are at least in part. One
+    that only another code than the paper's was measured for is not."""
     found = [finding for says, finding in findings.items() if spec["of"] in says]
     counts = Counter(finding.verdict for finding in found)
-    if not found or counts[MISSING]:
+    if not found or NOT_RECORDED in found:
         return NOT_RECORDED
-    on_real = [finding.real for finding in found if finding.real != "-"]
+    on_real = [finding.real for finding in found if finding.real != "-" or finding.verdict == MISSING]
     verdicts = [_of_several([finding.verdict for finding in found]), _of_several(on_real) if on_real else "-"]
     theirs = Counter(finding.codes.rpartition(": ")[2] for finding in found if finding.codes != "-")
     words = [", ".join(f"{number} {name}" for name, number in some.items()) for some in (counts, theirs)]

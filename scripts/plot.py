@@ -2,7 +2,7 @@
 
     python scripts/plot.py [NAME ...] [--set KEY=VALUE ...] [--results DIR] [--figures DIR] [--format pdf]
 
-NAME is a figure of report/figures.yaml, default all that are in git. `--set` changes what a figure shows: `plot.py
+NAME is a figure of report/figures.py, default all that are in git. `--set` changes what a figure shows: `plot.py
 kernel-times --set group=batched --set dim=64`. `--device cpu` draws rows of a CPU, such as the curves of your training
 (`learning-curves --results results/local`). Figures go to DIR/figures, those of the recorded CSVs to
 results/local/figures: `scripts/report.py` alone writes the ones in git. Exit status: 0, or 2 if there was nothing to
@@ -20,8 +20,9 @@ from rich.text import Text
 
 from bench.cli import console, user_errors
 from data.atomic import replacing
-from report.charts import declarations, draw, image
+from report.drawing import image
 from report.engine import Data
+from report.figures import FIGURES, draw
 from report.rows import LOCAL, recorded
 
 RECORDED = Path("results")
@@ -32,9 +33,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help=", ".join(declarations()["figures"]))
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help=", ".join(FIGURES))] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="What a figure shows.")
     ] = None,
@@ -49,7 +48,7 @@ def main(
     with user_errors():
         if kind not in FORMATS:
             raise ValueError(f"--format {kind}: allowed are {', '.join(FORMATS)}")
-        chosen = names or [name for name, spec in declarations()["figures"].items() if "draw" in spec]
+        chosen = names or [name for name, entry in FIGURES.items() if entry.in_git]
         values = dict(map(read_change, changes or ()))
         rows = recorded(results)
         data, count = Data(rows, device), 0

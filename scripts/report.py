@@ -4,7 +4,7 @@
 
 Pages with blocks are those of this clone for its own `results/`, for another folder those that `--readme` names. With
 `--check` nothing is written: each file that differs is named. With `--table` the tables of those names in
-report/tables.yaml are printed. Exit status: 0, 1 if a file differs, 2 if a CSV cannot be read.
+report/tables.py are printed. Exit status: 0, 1 if a file differs, 2 if a CSV cannot be read.
 """
 
 import io
@@ -21,9 +21,10 @@ from rich.text import Text
 
 from bench.cli import console, user_errors
 from data.atomic import replacing
-from report.engine import Data, table
-from report.pages import figures, pages, tables
+from report.engine import Data
+from report.pages import figures, pages
 from report.rows import recorded
+from report.tables import TABLES, render
 
 RECORDED = Path("results")
 WITH_BLOCKS = Path("README.md"), Path("docs/limits.md"), Path("docs/benchmarks.md")
@@ -65,11 +66,10 @@ def main(
 
 
 def print_tables(data: Data, names: list[str]) -> None:
-    specs = tables()
-    if unknown := [name for name in names if name not in specs]:
-        raise ValueError(f"--table {', '.join(unknown)}: no such table; there are {', '.join(specs)}")
+    if unknown := [name for name in names if name not in TABLES]:
+        raise ValueError(f"--table {', '.join(unknown)}: no such table; there are {', '.join(TABLES)}")
     for name in names:
-        print(table(data, specs[name]) or f"{name}: its rows were not recorded")
+        print(render(data, name) or f"{name}: its rows were not recorded")
 
 
 def has_bytes(path: Path, content: bytes) -> bool:

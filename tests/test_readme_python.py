@@ -13,7 +13,7 @@ from kernel_rows import row
 from baselines import REGISTRY
 from configs.bench import load_bench_config
 from data import registry
-from report import charts
+from report import figures, tables
 from report.engine import Data
 from report.rows import frame
 
@@ -74,10 +74,12 @@ def test_the_data_set_of_the_page_is_an_entry():
     assert (entry.name, entry.nnz, entry.official.member) == ("my-graph", 578_006, "my_graph/edges.csv")
 
 
-def test_the_figure_of_the_page_is_drawn(monkeypatch):
-    (text,) = blocks("docs/add/figure.md", "yaml")
-    ((name, spec),) = yaml.safe_load(text).items()
-    monkeypatch.setattr(charts, "declarations", lambda: {"figures": {name: spec}})
-    ((file, figure),) = charts.draw(Data(frame([row("cora", "pyg", 2.0, dim=64)])), name, {"dim": 64})
-    assert file == "kernel-times_single_nvidia-h200_d64"
-    assert [bar.get_height() for bars in figure.axes[0].containers for bar in bars] == [2.0]
+def test_the_figure_and_the_table_of_the_page_are_made(monkeypatch):
+    monkeypatch.setattr(figures, "FIGURES", {})
+    monkeypatch.setattr(tables, "TABLES", {})
+    run_blocks("docs/add/figure.md")
+    data = Data(frame([row("cora", "fused3s", 2.0, dim=64), row("cora", "pyg", 3.0, dim=64)]))
+    ((file, figure),) = figures.draw(data, "my-times", {"dim": 64})
+    assert file == "my-times_nvidia-h200_d64"
+    assert [bar.get_height() for bars in figure.axes[0].containers for bar in bars] == [3.0, 2.0]
+    assert "| d = 64 | 1.50 (1) / 1.50 (1) |" in tables.render(data, "over-pyg")

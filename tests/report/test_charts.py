@@ -7,8 +7,9 @@ from kernel_rows import row
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from report.charts import draw, drawn_files, image
+from report.drawing import image
 from report.engine import Data
+from report.figures import draw, drawn_files
 from report.rows import frame
 
 TIMES = {"fused3s_paper": 2.0, "dfgnn_tiling": 6.0, "pyg": 12.0, "new_kernel": 4.0}
@@ -73,6 +74,19 @@ def test_figure_7_has_a_bar_for_each_sm_and_figure_8_the_share_of_attention():
     assert heights(speed_up, "Fused3S")[0] == 2.0
     assert "4" in texts(speed_up)  # milliseconds
     assert heights(share_of, "Fused3S") == [0.25]
+
+
+def test_the_first_picture_holds_every_kernel_that_was_measured_in_float32():
+    ours = {"bench": "float32", "region": "forward", "dtype": "float32", "variant": "highest"}
+    rows = [row("cora", "fused3s", 1.0, **ours), row("cora", "dfgnn_tiling", 3.0, **ours | {"variant": "none"})]
+    rows += [row("cora", name, time, dtype="float32") for name, time in (("dfgnn_tiling", 3.1), ("dfgnn_hyper", 1.5))]
+    ((_, figure),) = draw(Data(frame(rows)), "hero")
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels == [
+        "dfgnn_tiling: 3.10x on 1 real",
+        "dfgnn_hyper: 1.50x on 1 real",
+        "best other kernel: 1.50x on 1 real",
+    ]
 
 
 def test_wrong_steps_are_missing_from_the_bars_of_times():

@@ -7,6 +7,7 @@ from report.derived import PeakRates
 from report.engine import Data
 from report.published import published_rows
 from report.rows import frame, select
+from report.selections import CODES, KERNEL, PAPER, WARM
 
 CORA = "71cccafe332d3db3"  # of results/paper/published_codes_graphs.csv
 
@@ -60,6 +61,5 @@ def test_the_authors_codes_are_found_by_the_hash_of_the_edges():
     times = select(published_rows(), {"bench": "codes", "backend": "fused3s_paper", "dim": 128, "heads": 1})
     theirs = times.set_index("data_sha256")["value"]
     rows = [row("another name", "fused3s_paper", 0.5, data_sha256=CORA), row("cora", "fused3s_paper", 9.0)]
-    spec = {"use": ["kernel", "back_to_back"], "dim": 128, "by": ["data_sha256"], "ours": {"use": ["paper"]}}
-    found = Data(frame(rows)).pairs(spec | {"theirs": {"use": ["codes"], "backend": "fused3s_paper"}})
+    found = Data(frame(rows)).pairs(KERNEL | WARM | {"dim": 128}, PAPER, CODES | PAPER, ["data_sha256"])
     assert [*found["ratio"]] == pytest.approx([theirs[CORA] / 0.5])

@@ -7,12 +7,17 @@ import pandas as pd
 import pytest
 from kernel_rows import row
 
-from report.engine import Data, cell, mean, quiet, real
+from report.engine import Data, mean, quiet, real
 from report.rows import frame, recorded
+from report.selections import CODES, GRAPHS, KERNEL_SUMS, OURS, PAPER, WARM
+from report.selections import KERNEL as ALL
+from report.tables import means, over, render, show
 
 RECORDED = Path(__file__).parents[2] / "results"
-KERNEL = {"use": ["kernel", "back_to_back"], "dim": 128}
-OVER_PYG = KERNEL | {"ours": {"backend": "fused3s"}, "theirs": {"backend": "pyg"}}
+KERNEL = ALL | WARM | {"dim": 128}
+PYG = {"backend": "pyg"}
+OVER_PYG = KERNEL, OURS, PYG
+mean_over_pyg = over(OURS, PYG, means)
 
 
 def kernels(*lines, **changes) -> list:
@@ -24,21 +29,21 @@ TWO = kernels(("cora", "fused3s", 1.0), ("cora", "pyg", 8.0), ("pubmed", "fused3
 
 
 def test_a_ratio_is_theirs_over_ours_and_its_mean_is_geometric():
-    found = Data(frame(TWO)).pairs(OVER_PYG)
+    found = Data(frame(TWO)).pairs(*OVER_PYG)
     assert dict(zip(found["dataset"], found["ratio"], strict=True)) == {"cora": 8.0, "pubmed": 2.0}
     assert mean(found["ratio"]) == pytest.approx(4.0)  # sqrt(8 * 2)
 
 
 def test_a_ratio_takes_a_device_with_both_sides():
     other = kernels(("cora", "fused3s", 3.0), ("citeseer", "fused3s", 3.0), ("reddit", "fused3s", 3.0), device="a GPU")
-    found = Data(frame([*TWO, *other])).pairs(OVER_PYG)
+    found = Data(frame([*TWO, *other])).pairs(*OVER_PYG)
     assert dict(zip(found["dataset"], found["ratio"], strict=True)) == {"cora": 8.0, "pubmed": 2.0}
 
 
 def test_a_ratio_names_the_commits_of_its_own_rows_alone():
     without_pyg = kernels(("reddit", "fused3s", 3.0), commit="b" * 40)
     data = Data(frame([*TWO, *without_pyg]))
-    data.pairs(OVER_PYG)
+    data.pairs(*OVER_PYG)
     assert "bbbbbbb" not in data.provenance()
     data.pick(KERNEL | {"dataset": "reddit"})
     assert "bbbbbbb" in data.provenance()
@@ -48,43 +53,42 @@ def test_a_ratio_names_the_commits_of_its_own_rows_alone():
 def test_only_correct_outputs_count(status):
     time = 9.0 if status == "wrong" else None
     found = Data(frame([*TWO, *kernels(("reddit", "fused3s", 1.0)), row("reddit", "pyg", time, status)]))
-    assert {*found.pairs(OVER_PYG)["dataset"]} == {"cora", "pubmed"}
-    assert cell(found, KERNEL, {"backend": "pyg", "dataset": "reddit"}) == status
+    assert {*found.pairs(*OVER_PYG)["dataset"]} == {"cora", "pubmed"}
+    assert show(PYG | {"dataset": "reddit"})(found, KERNEL) == status
 
 
 def test_a_disturbed_time_is_marked_and_in_no_mean():
     data = Data(frame([*TWO[:3], row("pubmed", "pyg", 4.0, disturbed="yes")]))
-    assert cell(data, OVER_PYG, {"cell": "means"}) == "8.00 (1) / 8.00 (1)"
-    assert cell(data, KERNEL, {"backend": "pyg", "dataset": "pubmed", "form": ".1f"}) == "~4.0"
+    assert mean_over_pyg(data, KERNEL) == "8.00 (1) / 8.00 (1)"
+    assert show(PYG | {"dataset": "pubmed"}, ".1f")(data, KERNEL) == "~4.0"
 
 
 def test_codes_measured_on_a_gpu_take_the_place_of_recorded_ones():
     plain = {"bench": "codes", "metric": "kernel_time", "launch": "none", "plan": "none"}
     data = Data(frame([row("cora", name, time, **plain) for name, time in (("published_fused3s", 3.0), ("pyg", 9.0))]))
-    codes = data.pick({"use": ["codes"], "device": "NVIDIA H200", "config": "one head"})
+    codes = data.pick(CODES | {"device": "NVIDIA H200", "config": "one head"})
     assert [*codes.loc[codes["backend"] == "fused3s_paper", "value"]] == [3.0]
     assert "dfgnn_tiling" in {*codes["backend"]}  # not measured: as recorded
-    over = {"dim": 128, "ours": {"use": ["kernel_sums"], "backend": "pyg"}, "cell": "means"}
-    assert cell(data, over, {"theirs": {"use": ["codes"], "backend": "fused3s_paper"}}) == "0.33 (1) / 0.33 (1)"
+    assert over(KERNEL_SUMS | PYG, CODES | PAPER, means)(data, {"dim": 128}) == "0.33 (1) / 0.33 (1)"
 
 
 def test_real_graphs_have_a_mean_of_their_own():
     made = kernels(("yelp", "fused3s", 1.0), ("yelp", "pyg", 16.0), data_source="synthetic")
-    assert cell(Data(frame([*TWO, *made])), OVER_PYG, {"cell": "means"}) == "4.00 (2) / 6.35 (3)"  # cube root of 256
+    assert mean_over_pyg(Data(frame([*TWO, *made])), KERNEL) == "4.00 (2) / 6.35 (3)"  # cube root of 256
 
 
-def test_a_mean_over_several_widths_needs_each_of_them():
+def test_a_mean_over_several_widths_is_of_graphs_and_needs_each_width():
     wide = kernels(("cora", "fused3s", 1.0), ("cora", "pyg", 2.0), dim=64)
-    both = OVER_PYG | {"dim": [64, 128], "cell": "means"}
-    assert cell(Data(frame([*TWO, *wide])), both) == "3.17 (3) / 3.17 (3)"  # cube root of 8 * 2 * 2
-    assert cell(Data(frame(TWO)), both) == "-"
+    both = KERNEL | {"dim": [64, 128]}
+    assert mean_over_pyg(Data(frame([*TWO, *wide])), both) == "2.83 (2) / 2.83 (2)"  # sqrt(4 * 2), 4 = sqrt(8 * 2)
+    assert mean_over_pyg(Data(frame(TWO)), both) == "-"
 
 
 def test_a_selection_that_does_not_tell_rows_apart_is_an_error():
     data = Data(frame([*TWO, row("cora", "pyg", 3.0, heads=8)]))
-    loose = {name: value for name, value in data.resolve(OVER_PYG).items() if name != "heads"}
+    loose = {name: value for name, value in KERNEL.items() if name != "heads"}
     with pytest.raises(ValueError, match="selects several rows"):
-        data.pairs(loose)
+        data.pairs(loose, OURS, PYG)
     with pytest.raises(ValueError, match="colour: no such column"):
         data.pick(KERNEL | {"colour": "red"})
 
@@ -92,16 +96,41 @@ def test_a_selection_that_does_not_tell_rows_apart_is_an_error():
 def test_both_sides_of_a_ratio_are_of_one_device():
     other = kernels(("cora", "fused3s", 4.0), ("cora", "pyg", 4.0), device="Other GPU")
     rows = frame([*TWO[:2], *kernels(("pubmed", "fused3s", 1.0)), *other])
-    assert cell(Data(rows), OVER_PYG, {"cell": "means"}) == "8.00 (1) / 8.00 (1)"
-    assert cell(Data(rows, "Other GPU"), OVER_PYG, {"cell": "means"}) == "1.00 (1) / 1.00 (1)"
+    assert mean_over_pyg(Data(rows), KERNEL) == "8.00 (1) / 8.00 (1)"
+    assert mean_over_pyg(Data(rows, "Other GPU"), KERNEL) == "1.00 (1) / 1.00 (1)"
+
+
+def test_a_table_holds_rows_of_one_gpu():
+    """Also where another GPU has the only row of a cell, or most rows of one."""
+    rows = kernels(("cora", "fused3s", 1.0), ("cora", "fused3s_paper", 3.0), ("musae-github", "fused3s_paper", 4.0))
+    there = ("cora", "fused3s", 9.0), ("cora", "fused3s+reorder", 0.5), ("musae-github", "fused3s", 8.0)
+    text = render(Data(frame(rows + kernels(*there, device="Other GPU"))), "kernel-times")
+    cells = {line[0]: line[3:7] for line in (line[2:].split(" | ") for line in text.splitlines()[4:])}
+    assert cells == {"cora": ["3.0000", "1.0000", "-", "3.00"], "musae-github": ["4.0000", "-", "-", "-"]}
+    assert "Other GPU" not in text
+
+
+@pytest.mark.parametrize(("captured", "cell"), [((), "-"), ((6.0,), "3.00")])
+def test_a_captured_loop_is_over_a_captured_one(captured, cell):
+    step = {"bench": "layers", "variant": "molecules-1024", "plan": "rebuilt", "dtype": "float32", "l2": "none"}
+    eager, graph = step | {"launch": "eager"}, step | {"launch": "cuda_graph"}
+    rows = [row("ogbg-molhiv", name, time, **eager) for name, time in (("auto", 4.0), ("pyg", 8.0))]
+    rows += [row("ogbg-molhiv", "auto", 2.0, **graph), *(row("ogbg-molhiv", "pyg", time, **graph) for time in captured)]
+    lines = [line.split(" | ") for line in render(Data(frame(rows)), "all-layers").splitlines()]
+    ratios = [line[5] for line in lines if "new batch of 1,024" in line[0]]
+    assert ratios == ["2.00", cell]
 
 
 def test_the_best_other_kernel_is_the_fastest_correct_one_on_each_graph():
-    rows = [*TWO, *kernels(("cora", "fused3s_paper", 3.0), ("pubmed", "fused3s_paper", 5.0))]
+    rows = [*TWO[:2], *kernels(("cora", "fused3s_paper", 3.0))]
+    rows += kernels(
+        ("musae-github", "fused3s", 2.0), ("musae-github", "pyg", 4.0), ("musae-github", "fused3s_paper", 5.0)
+    )
     rows.append(row("cora", "csr_unfused", 0.5, "wrong"))
     data = Data(frame(rows))
-    best = [cell(data, KERNEL, {"use": ["best_other"], "named": True, "dataset": name}) for name in ("cora", "pubmed")]
-    assert best == ["3.0000 (`fused3s_paper`)", "4.0000 (`pyg`)"]
+    lines = render(data, "kernel-times").splitlines()
+    best = {line.split(" | ")[0]: line.split(" | ")[2] for line in lines if "`)" in line}
+    assert best == {"| cora": "3.0000 (`fused3s_paper`)", "| musae-github": "4.0000 (`pyg`)"}
 
 
 def test_the_recorded_speed_ups_follow_from_the_csv():
@@ -115,12 +144,6 @@ def test_the_recorded_speed_ups_follow_from_the_csv():
         index="data_sha256", columns="backend", values="value"
     )
     ratios = (times["fused3s_paper"] / times["fused3s"]).dropna()
-    spec = {
-        "use": ["kernel", "back_to_back", "graphs"],
-        "ours": {"use": ["ours"]},
-        "theirs": {"use": ["paper"]},
-        "dim": dim,
-    }
-    found = real(quiet(Data(recorded(RECORDED)).pairs(spec)))
+    found = real(quiet(Data(recorded(RECORDED)).pairs(ALL | WARM | GRAPHS | {"dim": dim}, OURS, PAPER)))
     assert len(found) == len(ratios) == 13
     assert mean(found["ratio"]) == pytest.approx(np.exp(np.log(ratios).mean()))

@@ -76,22 +76,23 @@ def run(monkeypatch):
 
 
 def test_what_the_script_wrote_passes_its_check_until_a_row_changes(run, tmp_path):
-    rows = [row("cora", name, time) for name, time in (("fused3s_paper", 1.0), ("dfgnn_tiling", 2.0))]
-    csv = tmp_path / "h200" / "kernels.csv"
-    append_rows(csv, rows)
+    step = {"bench": "training", "scope": "model", "region": "step", "blocks": 10, "dtype": "bfloat16", "l2": "none"}
+    step |= {"plan": "none", "dense": "fused", "launch": "cuda_graph"}
+    csv, figure = tmp_path / "h200" / "training.csv", "training-steps_nvidia-h200_1-heads"
+    append_rows(csv, [row("pubmed", name, time, **step) for name, time in (("fused3s", 1.0), ("csr_unfused", 2.0))])
     written = run("report", "--results", tmp_path)
     assert written.exit_code == 0, written.stderr
     assert {"RESULTS.md", "CLAIMS.md", "figures"} <= {path.name for path in tmp_path.iterdir()}
     assert run("report", "--results", tmp_path, "--check").exit_code == 0
-    append_rows(csv, [row("cora", "dfgnn_tiling", 2.002, date="2026-12-31T00:00:00Z")])  # no pixel of a bar
-    assert "fig5_single_d128.png" in run("report", "--results", tmp_path, "--check").stdout
-    append_rows(csv, [row("cora", "fused3s", 0.5, date="2027-01-01T00:00:00Z")])
+    append_rows(csv, [row("pubmed", "csr_unfused", 2.002, date="2026-12-31T00:00:00Z", **step)])  # no pixel of a bar
+    assert f"{figure}.png" in run("report", "--results", tmp_path, "--check").stdout
+    append_rows(csv, [row("pubmed", "fused3s", 0.5, date="2027-01-01T00:00:00Z", **step)])
     checked = run("report", "--results", tmp_path, "--check")
     assert checked.exit_code == 1
     assert "RESULTS.md" in checked.stdout
-    drawn = run("plot", "fig5_single", "--set", "dim=128", "--results", tmp_path, "--format", "pdf")
+    drawn = run("plot", "training-steps", "--set", "heads=1", "--results", tmp_path, "--format", "pdf")
     assert drawn.exit_code == 0, drawn.stderr
-    assert (tmp_path / "figures" / "fig5_single_d128.pdf").exists()
+    assert (tmp_path / "figures" / f"{figure}.pdf").exists()
 
 
 def test_plot_leaves_the_folder_of_the_recorded_figures_alone(run, tmp_path, monkeypatch):

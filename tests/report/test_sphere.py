@@ -3,10 +3,10 @@
 import pytest
 from kernel_rows import row
 
-from report.charts import draw
-from report.engine import Data, table
-from report.pages import tables
+from report.engine import Data
+from report.figures import draw
 from report.rows import frame
+from report.tables import render
 
 H100 = "NVIDIA H100 80GB HBM3"  # of the recorded times of torch-harmonics
 SHA256 = "b8fb4d2e0d9c3dde"  # of sphere-180x360-0.03
@@ -30,7 +30,7 @@ ROWS = [
 
 
 def lines(rows) -> list[list[str]]:
-    text = table(Data(frame(rows)), tables()["sphere"])
+    text = render(Data(frame(rows)), "sphere")
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")][2:]
 
 
@@ -49,7 +49,7 @@ def test_times_of_another_gpu_are_in_no_ratio(device):
 
 def test_nothing_is_drawn_without_rows():
     other = [row("cora", "fused3s", 1.0)]
-    assert table(Data(frame(other)), tables()["sphere"]) == ""
+    assert render(Data(frame(other)), "sphere") == ""
     assert draw(Data(frame(other)), "sphere") == []
 
 

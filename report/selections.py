@@ -1,0 +1,46 @@
+"""Selections of recorded rows that tables, figures and claims share: allowed values by column (`report.rows.select`).
+
+They are laid over each other with `|`. claims.yaml names them: `use: [KERNEL, WARM]`.
+"""
+
+TIME = {"metric": "time"}
+GRAPHS = {"group": ["single", "batched", "more"]}
+WARM = {"launch": "back_to_back", "l2": "warm"}
+ISOLATED = {"launch": "isolated", "l2": "warm"}
+FIXED = TIME | {"bench": "kernels", "plan": "fixed", "heads": 1, "out_dtype": "float32"}
+ABLATION = FIXED | WARM | {"dtype": "float16", "dim": 128}
+EACH_TYPE = FIXED | {"order": "none", "dtype": {"not": ["any", "bfloat16"]}}
+KERNEL = EACH_TYPE | {"variant": "none"}
+PAPER = {"backend": "fused3s_paper"}
+OURS = {"backend": "fused3s"}
+REORDERED = OURS | {"order": "auto"}
+BEST_OTHER = {"backend": "best other", "dtype": "any"}
+NO_BEST = {"backend": {"not": ["best other"]}}
+TWINS = {"kind": "synthetic", "group": "twin"}
+ORIGINALS = GRAPHS | {"kind": "real"}  # of the twins
+
+PUBLISHED = TIME | {"bench": "published"}
+CODES = TIME | {"bench": "codes", "launch": "none", "l2": "none", "plan": "none"}
+H200 = {"device": "NVIDIA H200"}  # of the recorded codes for shapes of heads, edge data and the backward pass
+SPHERE_CODES = CODES | {"config": "sphere", "backend": "torch_harmonics", "edges": "none"}
+KERNEL_SUMS = {"bench": "codes", "metric": "kernel_time", "launch": "none", "l2": "warm", "plan": "none"}
+
+# Other kernels of one head in float32; benchmark float32 measures two of them, by turns with `fused3s` in float32.
+IN_FLOAT32 = KERNEL | WARM | {"dtype": "float32", "region": "none"}
+
+EAGER = {"launch": "eager"}
+GRAPH = {"launch": "cuda_graph"}
+FUSED = {"dense": "fused"}
+FP32 = {"dtype": "float32", "out_dtype": "float32"}
+MODEL = TIME | GRAPH | {"bench": "end_to_end", "region": "none", "scope": "model", "heads": 1, "blocks": 10}
+MODEL |= {"dtype": "float16", "dense": "plain"}
+STEP = TIME | {"bench": "training", "dim": 128, "blocks": 10, "variant": "none"}
+BACKWARD = TIME | {"bench": "backward", "region": "backward", "launch": "back_to_back"}
+
+# Data sets in the order of the paper's figures; Peptides-struct has the edges of Peptides-func.
+FIGURE_5 = ["citeseer", "cora", "pubmed", "elliptic", "musae-github", "artist", "com-amazon", "amazon0505", "blog"]
+FIGURE_5 += ["igb-small", "yelp", "reddit", "igb-medium", "ogbn-products", "amazon-products"]
+FIGURE_6 = ["zinc", "pascalvoc-sp", "coco-sp", "peptides-func", "ogbg-molhiv", "ogbg-ppa", "ogbg-molpcba", "ogbg-code2"]
+FIGURE_8 = ["ogbn-arxiv", "igb-small", "reddit", "ogbn-products", "amazon-products"]
+FIGURE_8 += ["zinc", "peptides-func", "coco-sp", "pascalvoc-sp"]
+MODEL_32 = MODEL | EAGER | FP32 | {"dataset": FIGURE_8, "dim": [64, 128, 256]}

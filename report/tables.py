@@ -1,0 +1,681 @@
+"""Tables of recorded rows: one function is one table.
+
+Its docstring is the caption; its name is that of the block of a page (`<!-- begin generated: kernel-times -->`) and of
+`scripts/report.py --table`. With a title it stands in RESULTS.md. It returns lines and columns by name: some are
+selections of rows, others compute and write a cell of them (`show`, `over`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import pandas as pd
+
+from report import selections as of
+from report.engine import COUNTED, DISTURBED, PAIR, Data, Where, by_graph, markdown, mean, quiet, real
+
+Cell = Callable[[Data, Where], str]
+HASH = ["data_sha256"]
+REAL, MEASURED = {"kind": "real"}, {"kind": ["real", "surrogate"]}
+HALF = {"out_dtype": "float16"}
+NAMES = {"float16": "fp16", "float32": "fp32"}
+
+
+class Grid(NamedTuple):
+    """A cell is computed by its column from the selection that is its line, or the other way round; by `cell` if both
+    are selections."""
+
+    corner: str
+    lines: Mapping[str, Where | Cell]
+    columns: Mapping[str, Where | Cell]
+    cell: Cell | None = None
+
+
+class Table(NamedTuple):
+    make: Callable[[Data], Grid]
+    title: str
+
+
+class Mean(dict):
+    """The selection of a line that holds means over several others."""
+
+
+TABLES: dict[str, Table] = {}
+
+
+def table(title: str = "") -> Callable[[Callable[[Data], Grid]], Callable[[Data], Grid]]:
+    """Adds a function to TABLES."""
+
+    def add(make: Callable[[Data], Grid]) -> Callable[[Data], Grid]:
+        TABLES[make.__name__.replace("_", "-")] = Table(make, title)
+        return make
+
+    return add
+
+
+def render(data: Data, name: str) -> str:
+    """Caption, provenance and Markdown table; "" if none of its rows was recorded."""
+    make = TABLES[name].make
+    grid, cells = data.of_one_device(lambda: _cells(data, make(data)))
+    cells = [line for line in cells if {*line[1:]} - {"-", ""}]
+    caption = " ".join(make.__doc__.split())
+    return f"{caption} {data.provenance()}.\n\n{markdown([grid.corner, *grid.columns], cells, 1)}" if cells else ""
+
+
+def _cells(data: Data, grid: Grid) -> tuple[Grid, list[list[str]]]:
+    data.used.clear()  # the rows of the cells count
+    columns = grid.columns.values()
+    lines = grid.lines.items()
+    return grid, [[name, *(_text(data, line, column, grid.cell) for column in columns)] for name, line in lines]
+
+
+def _text(data: Data, line: Where | Cell, column: Where | Cell, cell: Cell | None) -> str:
+    if callable(column):
+        return column(data, line)
+    return line(data, column) if callable(line) else cell(data, line | column)
+
+
+def show(where: Where, form: str = ".4f", column: str = "value", scale: float = 1, newest: bool = False) -> Cell:
+    """The value of a row, or the status of one that failed; `~` marks a time that the host disturbed."""
+
+    def cell(data: Data, line: Where) -> str:
+        found = data.pick(line | where, newest=newest)
+        if found.empty or isinstance(line, Mean):
+            return "" if isinstance(line, Mean) else "-"
+        row = found.iloc[-1]
+        mark = DISTURBED if row["disturbed"] == "yes" else ""
+        return f"{mark}{row[column] * scale:{form}}" if row["status"] in COUNTED else row["status"]
+
+    return cell
+
+
+def over(
+    ours: Where,
+    theirs: Where,
+    text: Callable[[pd.DataFrame], str] | None = None,
+    by: Sequence[str] = PAIR,
+    form: str = ".2f",
+    column: str = "ratio",
+    newest: bool = False,
+) -> Cell:
+    """`text` of the pairs that the host did not disturb. By default the ratio of the only one, or another `column` of
+    it; in a line of means the geometric mean over real graphs."""
+
+    def cell(data: Data, line: Where) -> str:
+        found = quiet(data.pairs(line, ours, theirs, by, newest=newest))
+        if text:
+            return text(found)
+        if isinstance(line, Mean):
+            return mean_of_real(found) if column == "ratio" else ""
+        return f"{found[column].iloc[0]:{form}}" if len(found) == 1 else "-"
+
+    return cell
+
+
+def mean_of_real(pairs: pd.DataFrame) -> str:
+    found = by_graph(real(pairs))["ratio"]
+    return f"**{mean(found):.2f}** (n = {len(found)})" if len(found) else "-"
+
+
+def means(pairs: pd.DataFrame) -> str:
+    """Geometric means over real graphs and over all: "2.83 (13) / 2.46 (30)"."""
+    found = by_graph(pairs)
+    both = (f"{mean(some['ratio']):.2f} ({len(some)})" if len(some) else "-" for some in (real(found), found))
+    return " / ".join(both) if len(pairs) else "-"
+
+
+def largest(pairs: pd.DataFrame, end: Callable = pd.Series.idxmax, parts: int = 1) -> str:
+    """Geometric mean, and the graph with the largest ratio: "1.27 (n = 9; 1.67 on ego-twitter)"."""
+    if pairs.empty:
+        return "-"
+    ratios = pairs["ratio"] / parts
+    worst = end(ratios)
+    return f"{mean(ratios):.2f} (n = {len(ratios)}; {ratios[worst]:.2f} on {pairs.at[worst, 'label']})"
+
+
+least = partial(largest, end=pd.Series.idxmin)
+
+
+def percentages(pairs: pd.DataFrame) -> str:
+    found = pairs["ratio"]
+    return f"{found.min():.0%} to {found.max():.0%} (n = {len(found)})" if len(found) else "-"
+
+
+def extreme(where: Where, of_all: Callable[[pd.Series], float], form: str) -> Cell:
+    """The least or largest value and the number of rows."""
+
+    def cell(data: Data, line: Where) -> str:
+        found = data.pick(line | where)["value"].dropna()
+        return f"{of_all(found):{form}} (n = {len(found)})" if len(found) else "-"
+
+    return cell
+
+
+def graphs(data: Data, where: Where, among: Where | None = None) -> dict[str, Where]:
+    """`where` on each graph that has rows: single ones, batches, surrogates last, by edges."""
+    found = data.pick(where | (among or {}))
+    found = found.assign(last=found["kind"] != "real")
+    found = found.sort_values(["last", "batch", "nnz"], ascending=[True, False, True]).drop_duplicates("data_sha256")
+    names = zip(found["label"], found["graphs"], found["data_sha256"], strict=True)
+    return {label if n == 1 else f"{n:,} × {label}": where | {"data_sha256": sha256} for label, n, sha256 in names}
+
+
+def kernels(data: Data, where: Where, column: str = "series") -> dict[str, Where]:
+    """The values of a column, with the type of the inputs in their names."""
+    found = data.pick(where)
+    types = found.groupby(column)["dtype"].first().replace(NAMES)
+    return {f"`{name}`, {types[name]}": {column: name} for name in found[column].unique()}
+
+
+def widths(where: Where) -> dict[str, Where]:
+    return {f"d = {dim}": where | {"dim": dim} for dim in (64, 128, 256)}
+
+
+def shapes(where: Where, *pairs: tuple[int, int]) -> dict[str, Where]:
+    return {f"{heads}x{dim}": where | {"heads": heads, "dim": dim} for heads, dim in pairs}
+
+
+# Kernels
+
+
+@table()
+def kernel_times(data: Data) -> Grid:
+    """Milliseconds of one attention, d = 128, one head, fp32 output, back to back, L2 warm; medians. "Best other
+    kernel": the fastest one on that graph, of fp16 inputs (`fused3s_paper`, FlashSparse) or fp32 (DF-GNN, PyG,
+    cuSPARSE). More: [RESULTS.md](results/RESULTS.md); synthetic graphs of over 2.7 million edges: `scripts/plot.py
+    kernel-times`."""
+
+    def best(data: Data, line: Where) -> str:
+        found = data.pick(line | of.BEST_OTHER)
+        return f"{found['value'].iloc[-1]:.4f} (`{found['note'].iloc[-1]}`)" if len(found) else "-"
+
+    columns = {
+        "edges": show(of.OURS, ",", "nnz"),
+        "best other kernel": best,
+        "`fused3s_paper`": show(of.PAPER),
+        "`fused3s`": show(of.OURS),
+        "`fused3s`, reordered": show(of.REORDERED),
+        "over best other": over(of.OURS, of.BEST_OTHER),
+        "over `fused3s_paper`": over(of.OURS, of.PAPER),
+    }
+    shown = ["cora", "musae-github", "ogbn-arxiv", "ego-twitter", "ogbg-molhiv", "peptides-func"]
+    lines = graphs(data, of.KERNEL | of.WARM | REAL | {"dim": 128}, {"dataset": shown})
+    return Grid("graph", lines, columns)
+
+
+@table("Attention kernels, d = 128")
+def all_kernel_times(data: Data) -> Grid:
+    """Milliseconds, medians, one head, fp32 output, back to back, L2 warm. `8x16` is 8 heads of 16 columns with fp16
+    output. `dfgnn_tiling` computes in fp32, the others take fp16. Error: the worst row of `fused3s` against float64."""
+    columns = {
+        "nodes": show(of.OURS, ",", "nodes"),
+        "edges": show(of.OURS, ",", "nnz"),
+        "`dfgnn_tiling`": show({"backend": "dfgnn_tiling"}),
+        "`flashsparse_stable`": show({"backend": "flashsparse_stable"}),
+        "`fused3s_paper`": show(of.PAPER),
+        "`fused3s`": show(of.OURS),
+        "`fused3s`, reordered": show(of.REORDERED),
+        "`fused3s`, 8x16": show(SHAPE | HALF | {"heads": 8, "dim": 16}),
+        "over `fused3s_paper`": over(of.OURS, of.PAPER),
+        "over best other": over(of.OURS, of.BEST_OTHER),
+        "error": show(of.OURS, ".1e", "relative_error"),
+    }
+    return Grid("graph", graphs(data, of.KERNEL | of.WARM | of.GRAPHS | MEASURED | {"dim": 128}), columns)
+
+
+@table("Speed-up of our kernels over the paper's")
+def kernel_speedups(data: Data) -> Grid:
+    """Over `fused3s_paper`; geometric means over real / all graphs, with their number. Back-to-back timings include
+    programmatic dependent launch, which only `fused3s` uses; an isolated launch includes the start of a kernel."""
+    lines = {
+        "`fused3s`, fp32, back to back": over(of.WARM | of.OURS, of.WARM | of.PAPER, means),
+        "`fused3s`, fp16 over fp32, back to back": over(of.WARM | of.OURS | HALF, of.WARM | of.PAPER, means),
+        "`fused3s`, fp32, isolated": over(of.ISOLATED | of.OURS, of.ISOLATED | of.PAPER, means),
+        "`fused3s+reorder`, fp32, back to back": over(of.WARM | of.REORDERED, of.WARM | of.PAPER, means),
+    }
+    return Grid("kernel, output, launch", lines, widths(of.KERNEL | of.GRAPHS))
+
+
+@table("Surrogates beside their originals")
+def surrogates(data: Data) -> Grid:
+    """Time on the synthetic surrogate of a real graph over the time on the graph, d = 128, fp32 output, back to back,
+    L2 warm; then the geometric mean and the graph on which the surrogate takes longest."""
+    where = of.KERNEL | of.WARM | {"dim": 128, "backend": {"not": ["best other"]}}
+    lines = {name: where | kernel for name, kernel in kernels(data, where | {"group": "twin"}).items()}
+    sets = {name: name for name in ("citeseer", "cora", "pubmed", "elliptic", "musae-github")}
+    sets |= {f"1,024 × {name}": name for name in ("ogbg-molhiv", "peptides-func")}
+    sides = of.ORIGINALS, of.TWINS
+    columns = {
+        name: over(*({**side, "dataset": dataset} for side in sides), by=["dataset"]) for name, dataset in sets.items()
+    }
+    return Grid("kernel", lines, columns | {"all": over(*sides, largest, ["dataset"])})
+
+
+@table("Speed-up over each baseline, d = 128")
+def kernel_baselines(data: Data) -> Grid:
+    """Of `fused3s` and of `fused3s_paper`, isolated launches with a warm L2 cache, fp32 output; geometric means over
+    real / all graphs. fp32: the baseline takes float32 inputs, ours float16; the best other kernel takes fp16 on every
+    graph, and is the paper's on all batches."""
+    where = of.KERNEL | of.GRAPHS | of.ISOLATED | {"dim": 128}
+    others = REAL | {"backend": {"not": ["fused3s", "best other", "flex_attention", "sdpa_padded"]}}
+    lines = {"best other kernel on each graph": of.BEST_OTHER} | kernels(data, where | others)
+
+    def column(ours: Where, batch: str) -> Cell:
+        return lambda data, theirs: means(quiet(data.pairs(where | {"batch": batch}, ours, theirs)))
+
+    batches = ("single", "batched")
+    columns = {f"`{k['backend']}`, {batch}": column(k, batch) for k in (of.OURS, of.PAPER) for batch in batches}
+    return Grid("over", lines, columns)
+
+
+@table("The authors' codes on the same GPU")
+def published_codes(data: Data) -> Grid:
+    """Time of a published code over ours on the same real graphs (found by the hash of their edges). Theirs are sums of
+    kernel durations, launched one at a time, which hold no launch cost; ours are back to back / isolated, so that the
+    truth lies between the two. The outputs of the published codes were not checked ([how](paper/README.md))."""
+    compare = partial(over, text=mean_of_real, by=HASH)
+    alone = {"Fused3S": "fused3s_paper", "FlashSparse": "flashsparse_naive"}
+    alone |= {"DF-GNN tiling": "dfgnn_tiling", "DF-GNN hyper": "dfgnn_hyper"}
+    lines = {
+        f"Fused3S over `{kernel['backend']}`, {name}": compare(kernel | launch, of.CODES | of.PAPER)
+        for kernel in (of.OURS, of.PAPER)
+        for name, launch in {"back to back": of.WARM, "isolated": of.ISOLATED}.items()
+    }
+    for code, name in alone.items():
+        kernel = {"backend": name}
+        lines[f"{code} over `{name}`, kernels alone"] = compare(of.KERNEL_SUMS | kernel, of.CODES | kernel)
+    turbo = of.CODES | {"config": "one head", "backend": "turbo_gnn"}
+    lines["Turbo-GNN over `fused3s`, back to back"] = compare(of.OURS | of.WARM | HALF, turbo)
+    return Grid("code over ours", lines, widths(of.KERNEL | of.GRAPHS | REAL))
+
+
+@table()
+def ablation(data: Data) -> Grid:
+    """Speed-up of each step over the one before, back to back; geometric means over real / all graphs."""
+    steps = [*pairwise(("F3S_splitR", "F3S_splitC", "F3S_reorderRW", "F3S_permuteQKV"))]
+    lines = {f"`{step}` over `{last}`": over({"series": step}, {"series": last}, means) for last, step in steps}
+    node, edge = {"series": "fused3s_paper"}, {"series": "F3S_edgeParallel"}
+    lines["node-parallel over `F3S_edgeParallel`"] = over(node, edge, means)
+    return Grid("step", lines, {name: of.ABLATION | {"group": name} for name in ("single", "batched")})
+
+
+GATHER = {"bench": "kernels", "order": "none", "heads": 1, "plan": "fixed"} | of.GRAPHS | of.OURS | of.WARM
+over_gather_model = over(of.TIME, {"metric": "gather_model", "gathered_bytes": {"least": 1e8}}, percentages)
+
+
+@table()
+def gather_model(data: Data) -> Grid:
+    """Time of the gather model (all bytes without reuse across row windows) over that of `fused3s`, on graphs that
+    gather at least 0.1 GB; no bound: row windows that share keys find them in a cache."""
+    kinds = {"real": REAL, "surrogate and synthetic": {"kind": ["surrogate", "synthetic"]}}
+    outputs = {"fp32": {"out_dtype": "float32"}, "fp16": HALF}
+    lines = {f"{name}, {kind}": out | some for name, out in outputs.items() for kind, some in kinds.items()}
+    return Grid("output, graphs", lines, widths(GATHER), over_gather_model)
+
+
+@table()
+def memory(data: Data) -> Grid:
+    """GiB of one run with its inputs and format. A blank is out of memory or was not run."""
+    where = {"bench": "kernels", "metric": "peak_memory", "heads": 1, "out_dtype": "float32", "variant": "none"}
+    where |= {"dim": 128, "order": "none"}
+    sets = ["ogbn-arxiv", "ego-twitter", "reddit", "ogbn-products", "amazon-products"]
+    columns = kernels(data, where | {"dataset": "reddit"}, "backend")
+    return Grid("graph", graphs(data, where, {"dataset": sets}), columns, show({}, ".2f", scale=1 / 1024))
+
+
+# Shapes of heads, edge data, the backward pass, float32
+
+SHAPE = of.TIME | of.WARM | of.OURS | {"bench": "heads", "kv_heads": 0, "edges": "none"}
+ON_ARXIV = {"dataset": "ogbn-arxiv"}
+
+
+@table("Shapes of heads (heads x columns)")
+def heads(data: Data) -> Grid:
+    """Slow-down of `fused3s` against one head of the same total width, or against one call for each head; geometric
+    mean over n graphs (surrogate included) and the worst. Then milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to
+    back. Turbo-GNN is the published code, measured on an H200 at another time; with heads of 16 columns or fewer it
+    crashes."""
+    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16))
+    lines = {f"{name} over 1x128": line for name, line in lines.items()}
+    calls = shapes(SHAPE | MEASURED, (16, 64), (4, 128))
+    lines |= {f"{name} over {line['heads']} calls of 1x{line['dim']}": line for name, line in calls.items()}
+
+    def slow_down(data: Data, line: Where) -> str:
+        parts = line["heads"] if line["heads"] * line["dim"] > 128 else 1
+        one = {"heads": 1, "dim": line["dim"] if parts > 1 else 128}
+        return over(HALF | one, HALF, partial(largest, parts=parts), HASH)(data, line)
+
+    turbo = of.CODES | ON_ARXIV | of.H200 | {"config": "default", "backend": "turbo_gnn"}
+    columns = {
+        "slow-down": slow_down,
+        "`fused3s`, ms": show(ON_ARXIV | HALF),
+        "PyG, fp32, ms": show(ON_ARXIV | {"backend": "pyg"}),
+        "Turbo-GNN on an H200, ms": show(turbo),
+    }
+    return Grid("shape", lines, columns)
+
+
+@table("Heads that 16-byte loads do not fit")
+def packed_heads(data: Data) -> Grid:
+    """Slow-down of `fused3s` against one head of the same total width, fp16; geometric mean over n graphs (surrogate
+    included) and the worst, on which KV tiles hold many edges: there heads of odd width are padded. Then milliseconds
+    on ogbn-arxiv, back to back."""
+    lines = shapes(SHAPE | MEASURED | HALF, (8, 10), (4, 13))
+    lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
+
+    def slow_down(data: Data, line: Where) -> str:
+        one = {"heads": 1, "dim": line["heads"] * line["dim"]}
+        return over(one, {}, largest, HASH, newest=True)(data, line)
+
+    columns = {
+        "slow-down": slow_down,
+        "`fused3s`, ms": show(ON_ARXIV, newest=True),
+    }
+    return Grid("shape", lines, columns)
+
+
+@table("Grouped queries")
+def grouped_queries(data: Data) -> Grid:
+    """`fused3s` with 8 query heads of 128 columns on one KV head, over 8 heads of each: time, back to back, and bytes
+    of the gather model with windows of 16 / 8 queries; fp16; geometric means over n graphs (surrogate included) and the
+    worst."""
+    lines = {"8x128/1 over 8x128": SHAPE | MEASURED | HALF | {"heads": 8, "dim": 128}}
+    cell = over({"kv_heads": 0}, {"kv_heads": 1}, largest, HASH)
+    return Grid("shape", lines, {"time": {}, "bytes": {"metric": "bytes"}}, cell)
+
+
+@table("Edge data")
+def edges(data: Data) -> Grid:
+    """Slow-down of `fused3s` by edge data and score terms, by shape of heads; geometric mean over n graphs (surrogate
+    included) and the worst. `low_rank_11`: 11 features with a weight for keys and values; `types_4`: one of 4 vectors;
+    `gat` reads no query and no key. Last line, on an H200 at an earlier commit: anemoi's Triton kernel over ours, and
+    the graph on which ours gains least."""
+    terms = ("bias", "bias_per_head", "low_rank_11", "types_4", "column", "soft_cap", "gat", "gatv2")
+    none, low_rank, anemoi = {"edges": "none"}, of.H200 | {"edges": "low_rank_11"}, of.H200 | {"backend": "anemoi"}
+    lines = {f"`{name}` over none": over(none, {"edges": name}, largest, HASH, newest=True) for name in terms}
+    lines["backend `anemoi` over ours, `low_rank_11`"] = over(low_rank, low_rank | anemoi, least, HASH)
+    where = of.TIME | of.WARM | of.OURS | MEASURED | {"bench": "edges"}
+    return Grid("edge data", lines, shapes(where, (1, 64), (1, 128), (8, 16), (16, 64)))
+
+
+@table("Backward pass")
+def backward(data: Data) -> Grid:
+    """Backward pass of `fused3s` over its forward pass with the LSE, fp16, by shape of heads, and the bound of this
+    ratio in bytes; then published backward passes over ours on an H200 and the graph on which ours gains least
+    (measured at another time; Turbo-GNN with its default parameters and in the best of 16 settings)."""
+    forward, size, code = {"region": "forward"}, {"metric": "bytes"}, of.CODES | of.H200 | {"region": "none"}
+    columns = {
+        "over forward": over(forward, {}, largest, HASH),
+        "bound": over(forward | size, size, largest, HASH),
+        "Turbo-GNN over ours": over(of.H200, code | {"backend": "Turbo-GNN backward"}, least, HASH),
+        "the same, best setting": over(of.H200, code | {"backend": "Turbo-GNN backward, best"}, least, HASH),
+    }
+    lines = shapes(of.BACKWARD | MEASURED, (1, 64), (1, 128), (1, 256), (8, 16), (16, 64))
+    return Grid("shape", lines, columns)
+
+
+@table("Attention in float32")
+def float32(data: Data) -> Grid:
+    """Geometric means over n graphs and the worst, by turns, back to back, L2 warm; `dfgnn_hyper` and PyG at another
+    time, with one head. "highest" and "high" are those of `torch.get_float32_matmul_precision()`; fp16 is `fused3s`
+    with fp16 inputs and output. Error: the worst row of "highest" against float64, as a multiple of that of plain torch
+    in float32."""
+    where = of.TIME | of.OURS | {"bench": "float32", "dtype": "float32", "variant": "highest"}
+    lines = {
+        f"{name}, {region}": line | {"region": region}
+        for name, line in shapes(where, (1, 128), (8, 16), (16, 64)).items()
+        for region in ("forward", "backward")
+    }
+    half = {"dtype": "float16", "variant": "none"}
+
+    def one_head(name: str) -> Cell:
+        cell = over({}, of.IN_FLOAT32 | {"backend": name}, least, HASH)
+        return lambda data, line: cell(data, line) if (line["heads"], line["region"]) == (1, "forward") else "-"
+
+    columns = {
+        "highest over fp16": over(half, {}, largest, HASH),
+        "high over fp16": over(half, {"variant": "high"}, largest, HASH),
+        "`dfgnn_tiling` over highest": over({}, {"backend": "dfgnn_tiling", "variant": "none"}, least, HASH),
+        "`csr_unfused` over highest": over({}, {"backend": "csr_unfused", "variant": "none"}, least, HASH),
+        **{f"`{name}` over highest": one_head(name) for name in ("dfgnn_hyper", "pyg")},
+        "largest error": extreme({"metric": "error_over_torch"}, max, ".1f"),
+    }
+    return Grid("shape, pass", lines, columns)
+
+
+# The whole model
+
+
+@table("Whole model, fp16")
+def model_times(data: Data) -> Grid:
+    """Milliseconds of a forward pass of 10 blocks, d = 128, one head; the model outside attention computes in fp16 for
+    all backends. `~`: CPU-bound (eager at least 1.5 times its CUDA graph), in no mean."""
+    lines = {f"`{name}`, eager": of.EAGER | {"backend": name} for name in ("csr_unfused", "fused3s")}
+    for name in ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper", "fused3s"):
+        lines[f"`{name}`, CUDA graph"] = of.GRAPH | {"backend": name}
+    lines["`fused3s`, CUDA graph, torch.compile"] = of.GRAPH | of.OURS | {"dense": "compiled"}
+    lines["`fused3s`, CUDA graph, fused dense block"] = of.GRAPH | of.OURS | of.FUSED
+    where = of.MODEL | REAL | {"dim": 128}
+    lines = {name: where | line for name, line in lines.items()}
+    return Grid("attention and mode", lines, graphs(data, {}, where), show({}, ".3f"))
+
+
+@table("Speed-up of the whole model")
+def model_ratios(data: Data) -> Grid:
+    """Over the same model with another attention, fp16 unless stated; geometric means over the d of a graph (64, 128,
+    256; CPU-bound ones left out), then over graphs, real / all."""
+    slow = of.EAGER | {"dtype": "float32"}
+    compared = {
+        "attention alone, CUDA graphs": ({"scope": "attention"}, {"scope": "attention"}),
+        "other attention only, CUDA graphs": ({}, {}),
+        "other attention only, eager": (of.EAGER, of.EAGER),
+        "fused dense block, CUDA graphs": (of.FUSED, {}),
+        "fused dense block in a CUDA graph over eager": (of.FUSED, of.EAGER),
+        "the same over eager and fp32": (of.FUSED, slow),
+    }
+    where, batches = of.MODEL | {"dim": [64, 128, 256]}, ("single", "batched")
+    lines = {
+        f"{name}, {batch}": (where | {"batch": batch}, *sides) for name, sides in compared.items() for batch in batches
+    }
+
+    def column(backend: str) -> Cell:
+        return lambda data, line: over(of.OURS | line[1], line[2] | {"backend": backend}, means)(data, line[0])
+
+    others = ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper")
+    return Grid("compared", lines, {f"over `{name}`": column(name) for name in others})
+
+
+@table("Training steps")
+def training_steps(data: Data) -> Grid:
+    """Forward, backward and AdamW of the 10-block model on a whole graph (d = 128, bf16 layers over float32 weights):
+    milliseconds of `fused3s` with fused layers in a CUDA graph, then the time of the same model run in other ways over
+    it; geometric mean over n graphs and the graph on which ours gains least. Steps with wrong gradients (PyG in bf16 on
+    musae-github) are in no ratio."""
+    best = of.OURS | of.FUSED | of.GRAPH
+    ways = {
+        "PyG, plain, eager": of.EAGER | {"backend": "pyg", "dense": "plain"},
+        "PyG, compiled, eager": of.EAGER | {"backend": "pyg", "dense": "compiled"},
+        "PyG, plain, CUDA graph": of.GRAPH | {"backend": "pyg", "dense": "plain"},
+        "PyG, fused, CUDA graph": of.GRAPH | {"backend": "pyg", "dense": "fused"},
+        "cuSPARSE, fused, CUDA graph": of.GRAPH | {"backend": "csr_unfused", "dense": "fused"},
+        "ours, compiled, CUDA graph": of.GRAPH | of.OURS | {"dense": "compiled"},
+    }
+    columns = {f"ms, {name}": show(best | {"dataset": name}, ".2f") for name in ("pubmed", "ogbn-arxiv")}
+    columns |= {name: over(best, way, least) for name, way in ways.items()}
+    return Grid("heads", {f"{n}": of.STEP | {"heads": n} for n in (1, 8)}, columns)
+
+
+# Plans, the sphere, selected blocks
+
+
+@table()
+def plans(data: Data) -> Grid:
+    """Milliseconds of `plan_attention` from CSR arrays on the GPU, with the schedules of the backward pass, and with
+    one attention (a mask that changes at every call); host included, one head of 128 columns."""
+    columns = {
+        "plan": show({"variant": "plan"}, ".3f"),
+        "with backward": show({"variant": "plan_backward"}, ".3f"),
+        "and attention": show({"variant": "plan_and_run"}, ".3f"),
+    }
+    return Grid("graph", graphs(data, of.TIME | of.OURS | {"bench": "plans", "heads": 1, "dim": 128}), columns)
+
+
+@table("Attention on the sphere")
+def sphere(data: Data) -> Grid:
+    """Neighbourhoods of grids on the sphere, as in torch-harmonics 0.9.3: milliseconds of its kernels and of `fused3s`
+    with the log of the key's quadrature weight as a value of the column, and the ratio; sums of the durations of a
+    pass's kernels, fp16. Then `fused3s` with the weight by column, and as a bias of each edge, over `fused3s` without,
+    back to back; bytes of a plan for both passes for an edge. torch-harmonics was measured at another time
+    ([how](paper/README.md)). Means are geometric: over the shapes of a grid, then over grids."""
+    where = of.OURS | REAL | {"bench": "sphere", "metric": "kernel_time", "edges": "log_weight"}
+    grids = [("180x360-0.017", 1, 64), ("180x360-0.03", 1, 64), ("360x720-to-180x360-0.03", 1, 64)]
+    grids += [("360x720-0.017", 1, 64), ("360x720-0.03", 1, 64), ("180x360-0.03", 4, 16)]
+    grids += [("360x720-0.03", 8, 32), ("360x720-0.03", 2, 128)]
+    lines = {}
+    for grid, n, dim in grids:
+        name = f"{grid.replace('-to-', ' to ').replace('-', ', ')}, {n}x{dim}"
+        lines[name] = where | {"dataset": f"sphere-{grid}", "heads": n, "dim": dim}
+    by = ["data_sha256", "heads", "dim"]
+    time = of.TIME | {"region": "forward", "launch": "back_to_back"}
+    none, bias = time | {"edges": "none"}, time | {"edges": "log_weight_bias"}
+    columns = {}
+    for region in ("forward", "backward"):
+        ours = {"region": region}
+        theirs = of.SPHERE_CODES | ours
+        columns[f"{region}: theirs"] = over(ours, theirs, None, by, ".3f", "theirs")
+        columns[f"{region}: ours"] = show(ours, ".3f")
+        columns[f"{region}: ratio"] = over(ours, theirs, None, by, ".1f")
+    columns["by column over none"] = over(none, time, None, by)
+    columns["by edge over none"] = over(none, bias, None, by)
+    columns["bytes an edge"] = show({"metric": "plan_bytes_per_edge", "region": "forward"}, ".1f")
+    return Grid("grid, cutoff, heads", lines | {"mean": Mean(where)}, columns)
+
+
+@table("Selected blocks of keys")
+def nsa(data: Data) -> Grid:
+    """The selected branch of Native Sparse Attention: 16 blocks of 64 keys a query, its own and random ones before it,
+    for groups of 1, 4 and 16 query heads of 128 columns on one KV head; fp16, back to back. Milliseconds of `fused3s`,
+    and the time of `flex_attention` over it. Of random selections nearly all 128 x 128 blocks before a query hold a
+    selected key, and `flex_attention` computes them whole."""
+    where, passes = of.TIME | of.OURS | {"bench": "nsa", "dim": 128}, ("forward", "backward")
+    lines = {
+        f"{tokens:,}, {region}": where | {"dataset": f"nsa-{tokens}", "region": region}
+        for tokens in (8192, 16384, 32768)
+        for region in passes
+    }
+    columns = {}
+    for n, name in {1: "1 head", 4: "4 heads", 16: "16 heads"}.items():
+        columns[f"{name}, ms"] = show({"heads": n}, ".3f")
+        columns[f"{name}, ratio"] = over({"heads": n}, {"heads": n, "backend": "flex_attention"}, by=HASH)
+    return Grid("tokens, pass", lines, columns)
+
+
+@table("In short")
+def facts(data: Data) -> Grid:
+    """d = 128; more: `scripts/report.py --table plans`, `memory`, `ablation`, `gather-model`."""
+    gather, fp16, bf16 = GATHER | REAL | {"out_dtype": "float32"}, {"dtype": "float16"}, {"dtype": "bfloat16"}
+    model = {"bench": "end_to_end", "heads": 1, "blocks": 10, "dim": [64, 128, 256]}
+    error, same = model | {"metric": "output_error"}, model | {"metric": "argmax_agreement"}
+    plan = of.TIME | of.OURS | ON_ARXIV | {"bench": "plans", "heads": 1, "variant": "plan"}
+    molecules = of.GRAPH | {"bench": "infer", "region": "all batches", "metric": "throughput", "heads": 1}
+
+    def two_gpus(dataset: str) -> Cell:
+        both = of.TIME | {"bench": "parallel", "region": "none", "heads": 8, "dim": 16, "dataset": dataset}
+        return over(both | of.GRAPH | {"variant": "halo", "ranks": 2}, both | {"variant": "none", "ranks": 1}, by=HASH)
+
+    lines = {
+        "time of the gather model over `fused3s`, real graphs that gather at least 0.1 GB, fp32 output": (
+            lambda data, all_d: over_gather_model(data, all_d | gather)
+        ),
+        "10-block model against fp32, random weights, all d: largest relative error, fp16": (
+            extreme(error | fp16, max, ".1e")
+        ),
+        "the same error, bf16": extreme(error | bf16, max, ".1e"),
+        "least share of rows with the same largest output, fp16": extreme(same | fp16, min, ".2%"),
+        "the same share, bf16": extreme(same | bf16, min, ".2%"),
+        "ms for a plan of ogbn-arxiv from CSR arrays on the GPU, host included": show(plan, ".3f"),
+        "graphs of ogbg-molhiv per second, 10-block model, fp16, one CUDA graph, batches of 1,024": (
+            show(molecules, ",.0f")
+        ),
+        "speed-up of two GPUs over one, halo exchange, ogbn-arxiv (8x16)": two_gpus("ogbn-arxiv"),
+        "the same, ogbn-products (synthetic)": two_gpus("ogbn-products"),
+    }
+    return Grid("quantity", lines, {"value": {"dim": 128}})
+
+
+# Training steps of layers
+
+LAYERS = of.TIME | REAL | {"bench": "layers", "plan": ["fixed", "rebuilt"]}
+GAT = ["arxiv-gat", "github-gat", "arxiv-gatv2", "github-gatv2"]
+WORKLOADS = {
+    "cora": "cora",
+    "arxiv": "ogbn-arxiv",
+    "github": "musae-github",
+    "arxiv-edges": "ogbn-arxiv, edge_dim = 8",
+    "molecules-32": "ogbg-molhiv, new batch of 32 molecules",
+    "molecules-256-edges": "ogbg-molhiv, new batch of 256, edge_dim = 8",
+    "molecules-1024": "ogbg-molhiv, new batch of 1,024",
+    "sampled-1024": "ogbn-arxiv, sampled: 1,024 seeds, fan-out 15, 10, 5",
+    "sampled-8192": "ogbn-arxiv, sampled: 8,192 seeds, fan-out 20, 15; 2 layers",
+}
+BF16, AUTOCAST = {"dtype": "bfloat16"}, {"dtype": "float32", "out_dtype": "bfloat16"}
+PYG, AUTO = {"backend": "pyg"}, {"backend": "auto"}
+
+
+def workloads(eager: Sequence[str], captured: Sequence[str] = ()) -> dict[str, Where]:
+    """Lines of variants of the layer benchmark, and their means: launched eagerly, and captured in one CUDA graph."""
+    where, lines = LAYERS | {"variant": {"not": GAT}}, {}
+    for variants, launch, end in ((eager, of.EAGER, ""), (captured, of.GRAPH, ", one CUDA graph")):
+        lines |= {f"{WORKLOADS[name]}{end}": where | launch | {"variant": name} for name in variants}
+        lines[f"mean{end}"] = Mean(where | launch)
+    return lines
+
+
+def layer_columns(name: str, kind: Where) -> dict[str, Cell]:
+    return {
+        f"{name}: PyG": show(kind | PYG, ".2f"),
+        f"{name}: ours": show(kind | AUTO, ".2f"),
+        f"{name}: ratio": over(kind | AUTO, kind | PYG, by=["variant"]),
+    }
+
+
+STEPS = layer_columns("fp32", of.FP32) | layer_columns("autocast bf16", AUTOCAST)
+STEPS |= layer_columns("bf16 parameters", BF16)
+
+
+@table()
+def layers(data: Data) -> Grid:
+    """Milliseconds of a training step with PyG's `TransformerConv` and with ours (3 layers of 8 heads x 16 columns;
+    forward, loss, backward, AdamW; host included), launched eagerly, by turns, medians, and PyG's time over ours. Means
+    are geometric: over all workloads of a graph, then over graphs; PyG's output on one is wrong and in none."""
+    return Grid("training step", workloads(["cora", "arxiv", "sampled-1024", "molecules-1024"]), STEPS)
+
+
+@table()
+def all_layers(data: Data) -> Grid:
+    """Milliseconds of a training step with PyG's `TransformerConv` and with ours (3 layers of 8 heads x 16 columns;
+    forward, loss, backward, AdamW; host included), by turns, medians, and PyG's time over ours. "GPU busy": the part of
+    our step in which the GPU computes. Edges are those of all blocks of a step. New batches and samples bring a new
+    `edge_index` in every step; drawing them is not timed. "One CUDA graph": a captured loop. No ratio where PyG's was
+    not captured, or its output is further from float64 than allowed. Means are geometric: over the workloads of a
+    graph, then over graphs."""
+    ours = of.FP32 | AUTO
+    columns = {"edges": show(ours, ",", "nnz")} | {name: STEPS[name] for name in ("fp32: PyG", "fp32: ours")}
+    columns["fp32: GPU busy"] = show(ours | {"metric": "gpu_busy"}, ".2f")
+    columns |= {name: cell for name, cell in STEPS.items() if name.endswith("ratio")}
+    return Grid("training step", workloads([*WORKLOADS], [*WORKLOADS][4:]), columns)
+
+
+@table("Training steps with GATConv and GATv2Conv")
+def gat_layers(data: Data) -> Grid:
+    """Milliseconds of a training step with PyG's layer and with ours in its place (3 layers of 8 heads x 16 columns;
+    forward, loss, backward, AdamW; host included), by turns, medians, and PyG's time over ours. Ours is CPU-bound on
+    musae-github, where the GPU is busy for 2 to 3 ms. `wrong`: PyG's output in bf16 is further from float64 than
+    allowed."""
+    lines = {
+        f"{name}Conv, {dataset}": LAYERS | of.EAGER | {"variant": f"{graph}-{name.lower()}"}
+        for name in ("GAT", "GATv2")
+        for graph, dataset in {"arxiv": "ogbn-arxiv", "github": "musae-github"}.items()
+    }
+    return Grid("training step", lines, STEPS)
