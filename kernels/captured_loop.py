@@ -420,15 +420,16 @@ def _named_results(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _compare(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    """Raise a ValueError for the first tensor that differs. A gradient is compared with the norm of all: it may be
-    nothing but rounding."""
-    of_all = math.hypot(*(each.double().norm().item() for each in expected.values()))
+    """Raise a ValueError for the first tensor that differs, where the expected one is finite. A gradient is compared
+    with the norm of all: it may be nothing but rounding."""
+    finite = {name: each.isfinite() for name, each in expected.items()}
+    norms = {name: each[finite[name]].double().norm().item() for name, each in expected.items()}
     for name in expected | found:
         error, allowed = math.inf, ALLOWED_ERROR
         if name in expected and name in found and expected[name].shape == found[name].shape:
-            one, other = expected[name], found[name]
+            one, other = (each[name][finite[name]] for each in (expected, found))
             allowed = max(allowed, 8 * torch.finfo(one.dtype).eps) if one.is_floating_point() else allowed
-            norm = of_all if "gradient" in name else one.double().norm().item()
+            norm = math.hypot(*norms.values()) if "gradient" in name else norms[name]
             error = (other.double() - one.double()).norm().item() / (norm or 1)
         if not error <= allowed:  # NaN, too
             raise ValueError(

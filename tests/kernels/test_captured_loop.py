@@ -251,6 +251,28 @@ def test_a_batch_without_room_is_captured_anew(monkeypatch, caplog):
     assert "'num_graphs': 90" in caplog.text
 
 
+def test_a_gradient_scaler_that_starts_too_high():
+    """Its first gradients are infinite with and without padding, and it makes no step."""
+    batches, losses = [molecules(seed, 5) for seed in range(6)], []
+    for is_padded in (False, True):
+        model = network(dtype=torch.float32)
+        scaler = torch.amp.GradScaler("cpu", init_scale=torch.finfo(torch.float32).max)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step(batch, model=model, scaler=scaler, optimiser=optimiser):
+            optimiser.zero_grad()
+            loss = of_graphs(model, batch)
+            scaler.scale(16 * loss).backward()  # more than the largest float32
+            scaler.step(optimiser)
+            scaler.update()
+            return loss.detach()
+
+        run = CapturedLoop(step, model, optimiser, scaler, samples=batches) if is_padded else step
+        losses.append([run(batch).item() for batch in batches] + [scaler.get_scale()])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[0][-1] < 3e38
+
+
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
 def test_a_learning_rate_that_changes_is_a_tensor(rate):
     """A CUDA graph would keep the number."""
