@@ -18,6 +18,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -74,8 +75,8 @@ class CapturedLoop:
     Raises:
         TypeError: `step` is no function, a state is of another kind, or samples or results are.
         ValueError: there are no samples, or they have different names; or padding changes a buffer, the result or a
-            gradient. Two eager steps on the smallest sample tell that; random numbers, such as dropout, are constants
-            in them. Weights, states and torch's generators are restored.
+            gradient. Eager steps on the smallest sample tell that, if need be with constants for random numbers, such
+            as those of dropout. Weights, states and torch's generators are restored.
         CaptureError: as of `capture_step`.
     """
 
@@ -93,7 +94,11 @@ class CapturedLoop:
         self._step, self._model, self._states = step, model, states
         with torch.random.fork_rng([]):  # a loader draws an order
             self._layout, most, smallest = _layout_of(samples, dict(padding or {}))
-        self._result_groups = self._check_padding(smallest)
+        self._result_groups = None
+        with suppress(ValueError):  # perhaps of random numbers, which depend on the number of rows
+            self._result_groups = self._check_padding(smallest, nullcontext())
+        if self._result_groups is None:
+            self._result_groups = self._check_padding(smallest, _ConstantRandomNumbers())
         self._most, self._room, self._graph = most, None, None
         self._begin(smallest, most)
 
@@ -148,7 +153,7 @@ class CapturedLoop:
         options = (item for group in groups for item in group.items())
         return [(name, value) for name, value in options if isinstance(value, (float, tuple)) and name != "initial_lr"]
 
-    def _check_padding(self, sample: Any) -> list[str | None]:
+    def _check_padding(self, sample: Any, mode: AbstractContextManager[Any]) -> list[str | None]:
         """Compare an eager step on the sample with one on the padded sample.
 
         Returns:
@@ -158,7 +163,7 @@ class CapturedLoop:
         more = {group: 1 + nth + rows + rows // 4 for nth, (group, rows) in enumerate(used.items())}
         exact = _Room(self._layout, sample, used, self._device, pads=False)
         padded = _Room(self._layout, sample, more, self._device)
-        (results, *expected), (others, *found) = self._observe(exact), self._observe(padded)
+        (results, *expected), (others, *found) = (self._observe(room, mode) for room in (exact, padded))
         # No two groups have both lengths in common, because of `nth`.
         of_lengths = {(rows, padded.lengths[group]): group for group, rows in used.items()}
         groups = []
@@ -171,7 +176,7 @@ class CapturedLoop:
             _compare(one, other)
         return groups
 
-    def _observe(self, room: "_Room") -> tuple[dict[str, Tensor], ...]:
+    def _observe(self, room: "_Room", mode: AbstractContextManager[Any]) -> tuple[dict[str, Tensor], ...]:
         """Result, buffers and gradients of a step that leaves nothing behind, by their names in an error."""
         parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
         before, gradients, hooks = [each.grad for each in parameters.values()], {}, []
@@ -183,7 +188,7 @@ class CapturedLoop:
                     gradients[name] = parameter.grad.clone()
 
                 hooks.append(parameter.register_post_accumulate_grad_hook(keep))
-            with restored([self._model, *self._states], self._device, captures=False), _ConstantRandomNumbers():
+            with restored([self._model, *self._states], self._device, captures=False), mode:
                 result = self._step(room.batch())
                 buffers = {f"the buffer {name}": each.clone() for name, each in self._model.named_buffers()}
         finally:
