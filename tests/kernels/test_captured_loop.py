@@ -43,16 +43,17 @@ def molecules(seed, count, device=CPU):
 class Network(nn.Module):
     """Two layers with what stands between them, and a readout of graphs."""
 
+    drops = False  # nodes, between the layers
+
     def __init__(self, conv=fused3s.nn.TransformerConv, between=nn.Identity, **options):
         super().__init__()
         self.first, self.second = conv(6, 4, heads=2, **options), conv(8, 4, heads=2, **options)
         self.between, self.readout = between(), nn.Linear(8, 3)
 
     def nodes(self, batch):
-        x = self.between(self.first(batch.x, batch.edge_index)).relu()
-        return self.second(functional.dropout(x, 0.5, self.training and self.drops), batch.edge_index)
-
-    drops = False
+        edges = (batch.edge_index,) if self.first.edge_dim is None else (batch.edge_index, batch.edge_attr)
+        x = self.between(self.first(batch.x, *edges)).relu()
+        return self.second(functional.dropout(x, 0.5, self.training and self.drops), *edges)
 
     def forward(self, batch):
         return self.readout(global_mean_pool(self.nodes(batch), batch.batch, batch.num_graphs))
@@ -95,15 +96,21 @@ def with_masks(batch):
     return batch
 
 
-CONVS = [fused3s.nn.TransformerConv, fused3s.nn.GATConv, fused3s.nn.GATv2Conv, GATConv]
+OURS = {
+    "TransformerConv": {"conv": fused3s.nn.TransformerConv},
+    "TransformerConv-edges": {"conv": fused3s.nn.TransformerConv, "edge_dim": 2},
+    "GATConv": {"conv": fused3s.nn.GATConv},
+    "GATv2Conv": {"conv": fused3s.nn.GATv2Conv},
+}
+CONVS = OURS | {"PyG": {"conv": GATConv}, "PyG-edges": {"conv": GATConv, "edge_dim": 2}}
 
 
 @pytest.mark.parametrize("loss_of", [of_graphs, of_targets])
-@pytest.mark.parametrize("conv", CONVS, ids=lambda conv: f"{conv.__module__.split('.')[0]}-{conv.__name__}")
+@pytest.mark.parametrize("conv", CONVS)
 def test_padded_batches_train_as_they_are(conv, loss_of):
     """Batches of other sizes than the samples; the last one has fewer graphs, the first one no room."""
     batches = [in_double(molecules(seed, count)) for seed, count in enumerate((9, 3, 4, 2, 1))]
-    eager, padded = network(conv=conv), network(conv=conv)
+    eager, padded = network(**CONVS[conv]), network(**CONVS[conv])
     step, _ = trainer(eager, loss_of)
     expected = [step(with_masks(batch.clone())).item() for batch in batches]
     step, optimiser = trainer(padded, loss_of)
@@ -357,11 +364,11 @@ def gpu():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("loss_of", [of_graphs, of_targets])
-@pytest.mark.parametrize("conv", CONVS[:3], ids=lambda conv: conv.__name__)
+@pytest.mark.parametrize("conv", OURS)
 def test_gpu_replays_train_as_eager_steps(gpu, caplog, conv, loss_of):
     """20 batches of changing size; the 10th does not fit."""
     batches = [molecules(seed, 200 if seed == 9 else 20 + seed % 7, gpu) for seed in range(20)]
-    eager, captured = (network(gpu, torch.float32, conv=conv) for _ in range(2))
+    eager, captured = (network(gpu, torch.float32, **OURS[conv]) for _ in range(2))
     options = {"capturable": True, "eps": 1e-4}  # a smaller one magnifies rounding
     step, _ = trainer(eager, loss_of, **options)
     expected = [step(with_masks(batch.clone())).item() for batch in batches]
