@@ -56,7 +56,7 @@ class CapturedLoop:
       losses without ignored labels: `(error * real).sum() / real.sum()`.
     * `num_nodes` and `num_graphs` are integers that count padding, too. All other numbers are tensors []: the seeds of
       NeighborLoader are `torch.arange(batch.num_nodes, device=device) < batch.batch_size`.
-    * `ptr` and values that are neither tensors nor numbers are left out.
+    * `ptr` (all names that end so) and values that are neither tensors nor numbers are left out.
 
     A batch that does not fit is captured anew at a larger size, with a warning in the log; the old memory is freed
     first. Each layer plans the edges of a batch; `plan = conv.plan(batch.edge_index, batch.num_nodes)` in the step
@@ -220,16 +220,16 @@ class _Layout:
         sizes = {NODES, GRAPHS, *padding.values(), *(name for name in rows if "index" in name)}
         padded = {groups[name] for name, lengths in rows.items() if name in sizes or len(set(lengths)) > 1}
         self.groups = {name: group for name, group in groups.items() if group in padded}
-        self.padding = {}
+        self.padding, with_rows = {}, {GRAPHS, *padding.values(), *(self.groups.get(name) for name in tensors)}
         for name, tensor in tensors.items():
             value = padding.get(name, _usual_padding(name, tensor))
             if name not in self.groups:
                 continue
-            if isinstance(value, str) and value not in self.groups:
+            if isinstance(value, str) and not (value in self.groups and value in with_rows):
                 raise ValueError(
-                    f"padding of {name}: ids of {value}, whose number the samples do not tell. A mapping needs x or "
-                    f"num_nodes, and num_graphs with a vector batch; padding={{{name!r}: NAME}} takes ids of another "
-                    f"tensor's rows: {sorted(self.groups)}"
+                    f"padding of {name}: ids of {value}, and no tensor has as many rows, or its number is not known. A "
+                    "mapping needs x or num_nodes, and num_graphs with a vector batch; or take ids of another tensor's "
+                    f"rows, padding={{{name!r}: NAME}}: {sorted(self.groups)}"
                 )
             self.padding[name] = self.groups[value] if isinstance(value, str) else value
         self._specs = {name: self._spec(name, tensor) for name, tensor in tensors.items()}
@@ -382,7 +382,7 @@ def _read(batch: Any) -> tuple[dict[str, Tensor], dict[str, int]]:
     tensors = {
         name: torch.as_tensor(value)
         for name, value in values.items()
-        if isinstance(value, (Tensor, int, float)) and name not in (NODES, GRAPHS, "ptr")
+        if isinstance(value, (Tensor, int, float)) and name not in (NODES, GRAPHS) and not name.endswith("ptr")
     }
     if not tensors:
         raise TypeError(f"batch: got {type(batch).__name__}; a PyG Data or Batch, or a mapping to tensors, is needed")

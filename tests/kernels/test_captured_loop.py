@@ -164,6 +164,36 @@ def test_results_have_the_rows_of_the_batch(as_mapping):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_ids_of_the_rows_of_two_tensors():
+    """Pairs of graphs: which nodes the ids are of is refused, and told."""
+    torch.manual_seed(0)
+    conv = fused3s.nn.TransformerConv(6, 4).double()
+
+    def pairs(seed, count):
+        batches = {end: in_double(molecules(seed + place, count)) for place, end in enumerate("st")}
+        found = {"num_graphs": count, "y": batches["s"].y, "x_s_ptr": batches["s"].ptr}
+        for end, batch in batches.items():
+            found |= {f"x_{end}": batch.x, f"edge_index_{end}": batch.edge_index, f"x_{end}_batch": batch.batch}
+        return found
+
+    @torch.no_grad()
+    def alike(batch):
+        ends = (
+            global_mean_pool(
+                conv(batch[f"x_{end}"], batch[f"edge_index_{end}"]), batch[f"x_{end}_batch"], batch["num_graphs"]
+            )
+            for end in "st"
+        )
+        return functional.cosine_similarity(*ends)
+
+    samples = [pairs(0, 3), pairs(2, 4)]
+    with pytest.raises(ValueError, match="padding of edge_index_s: ids of num_nodes, and no tensor has as many rows"):
+        CapturedLoop(alike, conv, samples=samples)
+    loop = CapturedLoop(alike, conv, samples=samples, padding={"edge_index_s": "x_s", "edge_index_t": "x_t"})
+    for batch in (pairs(4, 9), pairs(6, 2)):
+        torch.testing.assert_close(loop(batch), alike(batch), rtol=1e-9, atol=1e-12)
+
+
 def test_the_loop_leaves_nothing_behind_before_its_first_step():
     """Weights, gradients, buffers, optimiser, scaler and random numbers, with dropout and a shuffled loader."""
     model = network(between=lambda: nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(8).eval()), dropout=0.5)
