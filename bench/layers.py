@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 import fused3s.nn
 from baselines import REGISTRY
-from bench.captured_loop import CapturedLoop
+from bench.captured_loop import captured_loop
 from bench.checks import checked_columns, largest_row_error
 from bench.gpu_trace import trace_gpu
 from bench.layer_batches import LayerBatch, draw_batches
@@ -259,7 +259,7 @@ def make_side(context: Context, models: "Models", batches: list[LayerBatch], typ
     if launch == "eager":
         return Side(step, check_layer)
     if launch == "cuda_graph":
-        run = CapturedLoop(step, batches, context.config.head_shapes[0], types.inputs)
+        run = captured_loop(step, batches)
     else:
         model.compile(mode=MODES[launch], dynamic=context.config.workloads[context.name].is_new or None)
 

@@ -17,6 +17,7 @@ if __name__ != "fused3s":  # a second copy would register the operators twice
 __version__ = "0.2.0"  # pyproject.toml reads it here
 
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
+from .captured_loop import CapturedLoop
 from .captured_step import capture_step, copy_padded_
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .graph.key_lists import KeyLists
@@ -31,6 +32,7 @@ __all__ = [
     "BackendInfo",
     "BackendUnavailableError",
     "BoundEdges",
+    "CapturedLoop",
     "Dropout",
     "EdgeData",
     "KernelCompileError",

@@ -1,4 +1,5 @@
-"""A training step as one CUDA graph for batches of different sizes: fill tensors of fixed size, then replay.
+"""A training step as one CUDA graph over tensors of fixed size, which the caller fills before each replay. To have that
+done, see `captured_loop`.
 
     room = PlanRoom((rows, rows), edges, device=device, dtype=dtype, head_dim=16, num_heads=4, backward=True)
     step = capture_step(run, model, optimiser)  # run() reads x, y and room.plan, which keep their addresses
@@ -12,8 +13,9 @@ A sampled batch needs one room per bipartite block, of shape (targets, sources).
 sources, so padding at the end does not change ids.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +55,19 @@ def capture_step(
     """
     if not callable(run):
         raise TypeError(f"run: got {type(run).__name__}; a function without arguments is needed")
+    device = checked_device(model, states)
+    if device.type != "cuda":
+        raise CaptureError(f"a CUDA graph needs a model on an NVIDIA GPU, and this one is on {device}")
+    with restored([model, *states], device):
+        return capture(run, device, shares=shares)
+
+
+def checked_device(model: nn.Module, states: Sequence[State]) -> torch.device:
+    """The device of a model that is to be captured.
+
+    Raises:
+        TypeError, CaptureError: as of `capture_step`.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: got {type(model).__name__}; a torch.nn.Module is needed")
     for state in states:
@@ -61,16 +76,14 @@ def capture_step(
                 f"states: got {type(state).__name__}; optimisers, gradient scalers and modules are allowed, which are "
                 "restored after the calls before the capture"
             )
-    device = next((parameter.device for parameter in model.parameters()), None)
-    if device is None or device.type != "cuda":
-        where = "has no parameters" if device is None else f"is on {device}"
-        raise CaptureError(f"a CUDA graph needs a model on an NVIDIA GPU, and this one {where}")
-    with _restored([model, *states], device):
-        return capture(run, device, shares=shares)
+    if (parameter := next(model.parameters(), None)) is None:
+        raise CaptureError("a CUDA graph needs a model on an NVIDIA GPU, and this one has no parameters")
+    return parameter.device
 
 
-def copy_padded_(target: Tensor, rows: Tensor, padding: float = 0) -> None:
-    """Copy `rows` [n, ...] to the first rows of `target` [m, ...], m >= n, and set the others to `padding`.
+def copy_padded_(target: Tensor, rows: Tensor, padding: float | Tensor = 0) -> None:
+    """Copy `rows` [n, ...] to the first rows of `target` [m, ...], m >= n, and set the others to `padding`, or to those
+    of a tensor `padding` [m, ...].
 
     Raises:
         TypeError, ValueError: one is no tensor, or `rows` has more rows than `target`, or rows of another shape.
@@ -83,12 +96,15 @@ def copy_padded_(target: Tensor, rows: Tensor, padding: float = 0) -> None:
             f"{sum(target.shape[:1])} rows of the same shape"
         )
     target[: len(rows)].copy_(rows, non_blocking=True)
-    target[len(rows) :].fill_(padding)
+    target[len(rows) :] = padding[len(rows) :] if isinstance(padding, Tensor) else padding
 
 
 @contextmanager
-def _restored(states: list[Any], device: torch.device) -> Iterator[None]:
+def restored(states: Sequence[Any], device: torch.device, captures: bool = True) -> Iterator[None]:
     """Restore states and random numbers at exit, in the same tensors.
+
+    Args:
+        captures: whether a CUDA graph needs the tensors of optimisers that are made inside.
 
     Raises:
         CaptureError: an optimiser made state inside whose first values are unknown.
@@ -98,12 +114,13 @@ def _restored(states: list[Any], device: torch.device) -> Iterator[None]:
     scalers = [(each, each.state_dict()) for each in states if isinstance(each, torch.amp.GradScaler)]
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     before = [tensor.detach().clone() for tensor in tensors]
-    moments = [_copied((each.state, [_options(group) for group in each.param_groups])) for each in optimisers]
-    random = torch.cuda.get_rng_state(device)
+    copied = partial(map_nested, lambda tensor: tensor.detach().clone())
+    moments = [copied((each.state, [_options(group) for group in each.param_groups])) for each in optimisers]
     is_captured = False
     try:
-        yield
-        is_captured = True
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+        is_captured = captures
     finally:  # also after a capture that failed: eager steps follow
         with torch.no_grad():
             for tensor, old in zip(tensors, before, strict=True):
@@ -115,7 +132,6 @@ def _restored(states: list[Any], device: torch.device) -> Iterator[None]:
             ]
         for scaler, state in scalers:
             scaler.load_state_dict(state)
-        torch.cuda.set_rng_state(random, device)
     if unknown:
         raise CaptureError(
             f"{unknown[0]}: the calls before the capture made its state, and the values it starts from are unknown; "
@@ -124,7 +140,7 @@ def _restored(states: list[Any], device: torch.device) -> Iterator[None]:
 
 
 def _restore_optimiser(optimiser: torch.optim.Optimizer, state: Any, options: Any, is_captured: bool) -> bool:
-    """Restore the values from `_copied`. State made since is zeroed if the optimiser starts from zeros and a graph
+    """Restore the values of copies. State made since is zeroed if the optimiser starts from zeros and a graph
     needs its tensors; else it is removed, and the next step makes it anew. True: removed, and a graph needs it."""
     groups, removed = optimiser.param_groups, []
     starts_from_zeros = type(optimiser) in ZERO_START and not any(group.get("dampening") for group in groups)
@@ -142,17 +158,17 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
 
 
-def _copied(value: Any) -> Any:
-    """A copy of tensors and of nested dictionaries, lists and tuples."""
+def map_nested(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """The value with `function` applied to its tensors, in nested dictionaries, lists and tuples."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return function(value)
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+        return {key: map_nested(function, each) for key, each in value.items()}
+    return type(value)(map_nested(function, each) for each in value) if type(value) in (list, tuple) else value
 
 
 def _put_back(now: Any, old: Any, on_new: Callable[[dict, Any], Any]) -> Any:
-    """The values of `old`, from `_copied`, in the tensors and dictionaries of `now`. `on_new(dictionary, key)` is
+    """The values of `old`, a copy, in the tensors and dictionaries of `now`. `on_new(dictionary, key)` is
     called for keys that `old` lacks."""
     if isinstance(now, Tensor) and isinstance(old, Tensor) and now.shape == old.shape:
         return now.copy_(old)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
+from torch.utils import _python_dispatch
 
 
 def needed(owner: Any, name: str) -> Any:
@@ -53,6 +54,9 @@ functorch_active = needed(torch._C, "_are_functorch_transforms_active")
 
 # Number of active torch dispatch modes, such as a FakeTensorMode and make_fx.
 dispatch_modes = needed(torch._C, "_len_torch_dispatch_stack")
+
+# The base class of such modes.
+DispatchMode = needed(_python_dispatch, "TorchDispatchMode")
 
 
 def _any_global_hook() -> bool:

@@ -1,4 +1,4 @@
-"""Batches of the layer benchmark, its checks and rows, on the CPU with small graphs; the captured loop on stand-ins."""
+"""Batches of the layer benchmark, its checks and rows, on the CPU with small graphs; captured loops as calls."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ import data
 import fused3s
 import fused3s.nn
 from bench import captured_loop, layer_model, layers
-from bench.captured_loop import CapturedLoop
 from bench.layer_batches import draw_batches
 from bench.layer_model import TYPES, LayerModel, TrainingStep, first_layer_errors, run_in_parts
 from bench.measures import MEASURES
@@ -21,7 +20,6 @@ from bench.provenance import provenance
 from bench.runner import Context, measured
 from configs.bench import Shape, Workload, load_bench_config
 from data.dgl import import_dgl
-from fused3s.backends.base import InputSpec
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4)
@@ -292,43 +290,11 @@ def test_a_layer_in_parts_of_rows_is_the_layer(layer, monkeypatch):
         torch.testing.assert_close(model(batch, run_in_parts), model(batch))
 
 
-class PlanOnCpu(fused3s.AttentionPlan):
-    """A plan that is made anew in place: of the contract of PlanRoom what the layers use."""
-
-    def __init__(self) -> None:
-        object.__setattr__(self, "backend", "reference")
-        object.__setattr__(self, "inputs", InputSpec())
-
-    def bind_edges(self, data, check_values=True):
-        return fused3s.BoundEdges(self.edge_order, padded_features=data.features, num_features=data.features.shape[1])
-
-    def __call__(self, *arguments, edges=None, **options):
-        if edges is not None:  # features of columns of padding belong to no edge
-            weights = {"key_weight": edges.key_weight, "value_weight": edges.value_weight}
-            options["edges"] = fused3s.EdgeData(features=edges.features[self.kept], **weights)
-        return self.current(*arguments, **options)
-
-
-class RoomOnCpu:
-    def __init__(self, shape, num_edges, *, device, dtype, head_dim, num_heads, edge_data, backward):
-        assert backward
-        self.shape, self.num_edges, self.edge_data, self.plan = shape, num_edges, edge_data, PlanOnCpu()
-
-    def fill(self, edge_index):
-        from scipy.sparse import coo_array
-
-        assert edge_index.shape == (2, self.num_edges)
-        kept = edge_index[0] >= 0
-        source, target = edge_index[:, kept].numpy()
-        matrix = coo_array((np.ones(len(source), np.int8), (target, source)), self.shape)
-        plan = fused3s.plan_attention(matrix, backend="reference", edge_data=self.edge_data)
-        object.__setattr__(self.plan, "kept", kept)
-        object.__setattr__(self.plan, "current", plan)
-
-
-def replayed(run, device):
-    run()  # warms up
-    return SimpleNamespace(replay=run)
+@pytest.fixture
+def loops_on_cpu(monkeypatch):
+    """Captured loops run on the CPU, by calls of the step on padded batches."""
+    able = SimpleNamespace(unavailable=lambda device: None)
+    monkeypatch.setattr(captured_loop, "REGISTRY", {"fused3s": able})
 
 
 @pytest.mark.parametrize(
@@ -339,43 +305,30 @@ def replayed(run, device):
         {"graph": "cora", "seeds": 20, "fan_out": [3, 2]},
     ],
 )
-def test_padded_batches_train_as_the_batches_themselves(monkeypatch, workload):
-    monkeypatch.setattr(fused3s, "PlanRoom", RoomOnCpu, raising=False)
-    monkeypatch.setattr(captured_loop, "capture", replayed)
+def test_padded_batches_train_as_the_batches_themselves(loops_on_cpu, workload):
     batches = [batch.to(CPU, torch.float64) for batch in draw(layers=2, count=4, **workload)]
     assert len({len(batch.x) for batch in batches}) > 1
     types = replace(TYPES["float32"], parameters=torch.float64, inputs=torch.float64)
     eager, _, _ = make_models(workload.get("edge_dim"), torch.float64)
     captured, _, _ = make_models(workload.get("edge_dim"), torch.float64)
-    weights = {name: weight.clone() for name, weight in eager.state_dict().items()}
-    step, inner = TrainingStep(eager, types), TrainingStep(captured, types)
-    loop = CapturedLoop(inner, batches, SHAPE, torch.float64)
-    captured.load_state_dict(weights)  # the warm-up was a step
-    inner.optimiser.state.clear()
+    step, loop = TrainingStep(eager, types), captured_loop.captured_loop(TrainingStep(captured, types), batches[:3])
     for batch in batches:
         torch.testing.assert_close(loop(batch), step(batch), rtol=1e-9, atol=1e-9)
     for one, other in zip(captured.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_a_batch_that_is_too_large_for_the_loop_is_refused(monkeypatch):
-    monkeypatch.setattr(fused3s, "PlanRoom", RoomOnCpu, raising=False)
-    monkeypatch.setattr(captured_loop, "capture", replayed)
-    small, large = (draw("ogbg-molhiv", layers=2, batch=size, count=1)[0] for size in (2, 20))
-    model, _, _ = make_models(None, torch.float32)
-    loop = CapturedLoop(TrainingStep(model, TYPES["float32"]), [small], SHAPE, torch.float32)
-    with pytest.raises(ValueError, match=r"batch: got \d+ rows or edges; the loop was captured for \d+ at most"):
-        loop(large)
-
-
-def test_the_captured_loop_is_a_row_once_there_is_a_plan_room(monkeypatch):
-    monkeypatch.setattr(fused3s, "PlanRoom", RoomOnCpu, raising=False)
-    monkeypatch.setattr(captured_loop, "capture", replayed)
+def test_a_captured_loop_has_a_row_which_is_checked(loops_on_cpu, monkeypatch):
     rows = rows_of(bench("molecules", "precisions=[float32]"))
     assert {((row.backend, row.launch), row.status) for row in rows} == {(OURS, "ok"), (PYG, "ok"), (CAPTURED, "ok")}
     assert 0 < rows[2].relative_error < 1e-4
-    original = CapturedLoop.__call__
-    monkeypatch.setattr(CapturedLoop, "__call__", lambda self, batch: original(self, batch) * 1.1)
+    make = layers.captured_loop
+
+    def wrong(*arguments):
+        loop = make(*arguments)
+        return lambda batch: loop(batch) * 1.1
+
+    monkeypatch.setattr(layers, "captured_loop", wrong)
     rows = rows_of(bench("molecules", "precisions=[float32]"))
     assert [row.status for row in rows] == ["ok", "ok", "wrong"]
 

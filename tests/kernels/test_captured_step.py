@@ -26,6 +26,8 @@ def test_rows_and_padding():
     edges = torch.zeros(2, 4, dtype=torch.int64)
     copy_padded_(edges.T, torch.tensor([[1, 2], [3, 4]]).T, -1)
     assert edges.tolist() == [[1, 2, -1, -1], [3, 4, -1, -1]]
+    copy_padded_(target, torch.zeros(1, 2), torch.arange(10).view(5, 2))
+    assert target.tolist() == [[0, 0], [2, 3], [4, 5], [6, 7], [8, 9]]
     copy_padded_(target, torch.zeros(0, 2))
     assert not target.any()
 
@@ -88,9 +90,8 @@ OPTIMISERS += [(Counting, {"lr": 0.1})]
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("steps_before", [0, 1])
 @pytest.mark.parametrize(("name", "options"), OPTIMISERS, ids=str)
-def test_calls_before_a_capture_leave_an_optimiser_as_it_was(monkeypatch, name, options, steps_before):
+def test_calls_before_a_capture_leave_an_optimiser_as_it_was(name, options, steps_before):
     """Fifty steps after them are those of a run without them; or the capture is refused, and they still are."""
-    capture_steps_on_cpu(monkeypatch)
     optimiser_type = getattr(torch.optim, name) if isinstance(name, str) else name
     _, _, step = regression(optimiser_type, options)
     expected = [step() for _ in range(50)]
@@ -99,7 +100,7 @@ def test_calls_before_a_capture_leave_an_optimiser_as_it_was(monkeypatch, name, 
     unknown = name in ("NAdam", "ASGD", "Rprop", "Adafactor", Counting) or "dampening" in options
     message = f"{optimiser_type.__name__}: .* make one eager step with the optimiser first"
     refused = pytest.raises(CaptureError, match=message) if unknown and not steps_before else nullcontext()
-    with refused, captured_step._restored([model, optimiser], CPU):
+    with refused, captured_step.restored([model, optimiser], CPU):
         for _ in range(2):
             step()
         used = tensors_of(optimiser)
@@ -111,10 +112,9 @@ def test_calls_before_a_capture_leave_an_optimiser_as_it_was(monkeypatch, name, 
     assert losses == expected
 
 
-def test_a_capture_that_fails_leaves_an_optimiser_without_state(monkeypatch):
-    capture_steps_on_cpu(monkeypatch)
+def test_a_capture_that_fails_leaves_an_optimiser_without_state():
     model, optimiser, step = regression(torch.optim.NAdam, {})
-    with suppress(ZeroDivisionError), captured_step._restored([model, optimiser], CPU):
+    with suppress(ZeroDivisionError), captured_step.restored([model, optimiser], CPU):
         step()
         step() / 0
     assert not optimiser.state

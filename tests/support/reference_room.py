@@ -49,10 +49,8 @@ def capture_steps_on_cpu(monkeypatch, *modules):
     """`capture_step` of these modules takes models on the CPU."""
 
     def capture_step(run, *states, shares=None):
-        with captured_step._restored(states, torch.device("cpu")):
+        with captured_step.restored(states, torch.device("cpu")):
             return CalledAgain(run, torch.device("cpu"))
 
     for module in modules:
         monkeypatch.setattr(module, "capture_step", capture_step)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state))
