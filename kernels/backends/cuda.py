@@ -110,18 +110,27 @@ def aligned_rows(
         side_by_side: columns of a head that shares aligned blocks with its neighbours: its stride is this number plus
             a multiple of `num_bytes`. 0: each head is aligned.
     """
-    found = []
-    for tensor in tensors:
-        fits = _rows_fit(tensor.stride(), num_bytes // tensor.itemsize, side_by_side)
-        is_aligned = fits and tensor.data_ptr() % num_bytes == 0
-        found.append(tensor if is_aligned else tensor.clone(memory_format=torch.contiguous_format))
-    return found
+    given = list(tensors)
+    if _are_aligned(given, num_bytes, side_by_side):  # without a loop in Python: the host time of a call counts
+        return given
+    return [
+        each if _are_aligned([each], num_bytes, side_by_side) else each.clone(memory_format=torch.contiguous_format)
+        for each in given
+    ]
 
 
-@lru_cache  # a model repeats the same arguments at every call
-def _rows_fit(strides: tuple[int, ...], num_elements: int, side_by_side: int) -> bool:
-    *others, of_head, last = strides
-    return last == 1 and math.gcd(*others, of_head - side_by_side) % num_elements == 0
+def _are_aligned(tensors: list[torch.Tensor], num_bytes: int, side_by_side: int) -> bool:
+    strides = tuple(map(torch.Tensor.stride, tensors))
+    fit = _rows_fit(strides, num_bytes // tensors[0].itemsize, side_by_side)
+    return fit and math.gcd(*map(torch.Tensor.data_ptr, tensors)) % num_bytes == 0
+
+
+@lru_cache(1024)  # a model repeats the same arguments at every call
+def _rows_fit(strides: tuple[tuple[int, ...], ...], num_elements: int, side_by_side: int) -> bool:
+    return all(
+        last == 1 and math.gcd(*others, of_head - side_by_side) % num_elements == 0
+        for *others, of_head, last in strides
+    )
 
 
 def split_scratch(

@@ -20,7 +20,7 @@ from .attention_conv import AttentionConv, ends_of, two_sizes
 from .cached.edge_scores import ends_of_edges, refuse_plan, weights_of_edges
 from .cached.self_loops import check_fill_value, is_sparse
 from .joint.gat import GATCall, score_of
-from .joint.one_node import run_as_node, takes_plan
+from .joint.one_node import is_recorded, run_as_node, takes_plan
 from .joint.parameters import joint_parameters, plain_weight
 from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
 
@@ -155,7 +155,8 @@ class GATConv(AttentionConv):
 
     def _projections(self) -> tuple[nn.Module, nn.Module]:
         """The projections of sources and of targets."""
-        return (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
+        shared = self.lin
+        return (self.lin_src, self.lin_dst) if shared is None else (shared, shared)
 
     def _values_and_scores(self, source: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Values [sources, H, C], and the scores of rows [targets, H] and of columns [sources, H]."""
@@ -188,10 +189,9 @@ class GATConv(AttentionConv):
         of_source, of_target = weights
         ends = (None, None) if target is source and of_target is of_source else (target, of_target)
         given = source, of_source, self.att_src, *ends, self.att_dst
-        watched = given if edge_scores is None else (*given, edge_scores)
-        backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in watched)
         graph, edges = graphs
-        plan = self.plan_edges(edges, (target.shape[0], source.shape[0]), dtype, backward)
+        shape = target.shape[0], source.shape[0]
+        plan = self.plan_edges(edges, shape, dtype, is_recorded(*given, edge_scores))
         if not takes_plan(plan, target, source, dtype, self.out_channels):
             return self._attend(*self._values_and_scores(source, target), edge_scores, graph, plan, target.shape[0])
         score, values = score_of(row=True, edge=edge_scores is not None), None

@@ -19,7 +19,7 @@ from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
 from .cached.edge_scores import ends_of_edges, refuse_plan, scores_of_edges, weights_of_edges
 from .cached.self_loops import check_fill_value
 from .joint.gat import GATv2Call
-from .joint.one_node import run_as_node, takes_plan
+from .joint.one_node import is_recorded, run_as_node, takes_plan
 from .joint.parameters import JointModule, joint_parameters, plain_weight
 from .joint.projections import Projections
 from .lazy_linear import LazyGlorotLinear, glorot_, linear, reset_glorot
@@ -73,8 +73,8 @@ class GATv2Conv(JointModule, AttentionConv):
         self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
         self.res = linear(targets, out_width, False, lazy=LazyGlorotLinear) if residual else None
         self.register_parameter("bias", nn.Parameter(torch.empty(out_width)) if bias else None)
-        of_head = (heads, out_channels)
-        self._joint_parts, self._parts = (RowParts(of_head, of_head),), (RowParts(of_head), RowParts(of_head))
+        rows, part = RowParts(out_channels, heads, heads), RowParts(out_channels, heads)
+        self._projections = Projections(self._memory, rows), Projections(self._memory, part, part)
         self.lay_parameters()
         self.reset_parameters()
 
@@ -181,13 +181,12 @@ class GATv2Conv(JointModule, AttentionConv):
             graphs: the caller's edge_index or plan, and its edges with self-loops.
         """
         target, source, given = inputs[0], inputs[-1], (self.att, bias, *inputs, *parameters)
-        backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
         graph, edges = graphs
-        plan = self.plan_edges(edges, (target.shape[0], source.shape[0]), dtype, backward)
+        plan = self.plan_edges(edges, (target.shape[0], source.shape[0]), dtype, is_recorded(*given))
         if not takes_plan(plan, target, source, dtype, self.out_channels):
             return self._attend(*self._queries_and_keys(source, target), graph, plan)
-        projections = Projections(self._joint_parts if len(inputs) == 1 else self._parts, self._memory, dtype)
-        return run_as_node(GATv2Call(plan, projections, self.negative_slope, self.dropout_rate), *given)
+        projections = self._projections[len(inputs) - 1]
+        return run_as_node(GATv2Call(plan, projections, dtype, self.negative_slope, self.dropout_rate), *given)
 
     def _attend(
         self, queries: Tensor, keys: Tensor, graph: Tensor | AttentionPlan, edges: Tensor | AttentionPlan

@@ -25,7 +25,7 @@ from .cached.edge_attention import attend_edges
 from .cached.edge_scores import ends_of_edges, refuse_plan, scores_of_edges, weights_by_target
 from .cached.planned_edges import bind_features, plan_edge_index, require_gradients
 from .joint.layer import LayerCall, takes_features
-from .joint.one_node import run_as_node, takes_plan
+from .joint.one_node import is_recorded, run_as_node, takes_plan
 from .joint.parameters import JointModule, join_parameters, joint_parameters, plain_parameters, plain_weight
 from .joint.projections import Projections
 from .lazy_linear import linear
@@ -82,9 +82,10 @@ class TransformerConv(JointModule, AttentionConv):
         self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
         self.lin_skip = linear(targets, out_width, bias)  # also without root_weight, as in PyG's state dict
         self.lin_beta = nn.Linear(3 * out_width, 1, bias=False) if self.beta else None
-        of_head, of_root = (heads, out_channels), ((out_width,),) if root_weight else ()
-        self._joint_parts = (RowParts(*of_root, of_head, of_head, of_head),)  # one GEMM, where all share x
-        self._parts = (RowParts(*of_root, of_head), RowParts(of_head, of_head))  # GEMMs of targets and of sources
+        of_root = (out_width // out_channels,) if root_weight else ()
+        rows = RowParts(out_channels, *of_root, heads, heads, heads)  # one GEMM, where all share x
+        parts = RowParts(out_channels, *of_root, heads), RowParts(out_channels, heads, heads)  # of targets, of sources
+        self._projections = Projections(self._memory, rows), Projections(self._memory, *parts)
         self.lay_parameters()
         self.reset_parameters()  # a second draw, as in PyG's layer: the same seed gives the same weights
 
@@ -218,8 +219,8 @@ class TransformerConv(JointModule, AttentionConv):
         """
         plan, target, source = edge_index, inputs[0], inputs[-1]
         if not isinstance(plan, AttentionPlan):
-            backward = torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *parameters))
-            plan = self.plan_edges(plan, (target.shape[0], source.shape[0]), dtype, backward)
+            shape = target.shape[0], source.shape[0]
+            plan = self.plan_edges(plan, shape, dtype, is_recorded(*inputs, *parameters))
         if isinstance(edge_attr, Tensor):
             edge_attr = bind_features(plan, edge_attr, dtype, cache=self.cache)
         elif edge_attr is not None:
@@ -229,9 +230,8 @@ class TransformerConv(JointModule, AttentionConv):
             return self._attend(source, target, plan, edge_attr, edge_weight)
         adds_root = self.root_weight and self.concat and not self.beta
         dropout = self.dropout if self.training else 0.0
-        parts = self._joint_parts if len(inputs) == 1 else self._parts
-        projections = Projections(parts, self._memory, dtype)
-        call = LayerCall(plan, projections, self._scale, dropout, edge_attr, adds_root)
+        projections = self._projections[len(inputs) - 1]
+        call = LayerCall(plan, projections, dtype, self._scale, dropout, edge_attr, adds_root)
         features = None if edge_attr is None else edge_attr.padded_features
         features = features if features is not None and features.requires_grad else None
         out = run_as_node(call, features, edge_weight, *inputs, *parameters)
@@ -260,10 +260,8 @@ class TransformerConv(JointModule, AttentionConv):
             found = [layer(x) for layer, x in layers]
             root = self.lin_skip(target) if self.root_weight else None
         else:
-            inputs, parts = (target,), self._joint_parts
-            if source is not target:
-                inputs, parts = (target, source), self._parts
-            found = []
+            inputs = (target,) if source is target else (target, source)
+            parts, found = self._projections[len(inputs) - 1].parts, []
             for x, part, joined in zip(inputs, parts, join_parameters(parameters, parts), strict=True):
                 found += functional.linear(x, *joined).split(part.sizes, 1)
             root = found.pop(0) if self.root_weight else None

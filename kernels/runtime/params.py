@@ -6,8 +6,10 @@ have compound names: `dropout_seed`, `rows_0`.
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import compress, repeat
+from operator import is_not, itemgetter, not_
 from pathlib import Path
 
 import torch
@@ -16,6 +18,9 @@ from .source import read_source
 
 FORMATS = {"i64": "q", "u64": "Q", "int": "i", "u32": "I", "float": "f"}  # formats of `struct`; types of common.cuh
 POINTER = "Q"
+_NONES = repeat(None)  # endless
+# Writes a struct Params into a buffer; and the tensors that it has pointers to, in its order, from those by name.
+_Packer = tuple[Callable[..., None], Callable[[Mapping[str, torch.Tensor | None]], Sequence[torch.Tensor]]]
 
 
 class ParamsLayout:
@@ -40,8 +45,8 @@ class ParamsLayout:
         # Both caches live as long as the layout. A model repeats the same numbers at every call.
         self.pack_scalars = lru_cache(1024)(self._pack_scalars)
         self._pointers, self._known = struct.Struct(f"<{len(self.pointers)}{POINTER}"), set()
-        # Key: names in a call; one entry for each call in the sources.
-        self._packers: dict[tuple[str, ...], tuple[struct.Struct, list[int] | None]] = {}
+        # Key: names in a call, and which of them have a tensor; a few entries for each call in the sources.
+        self._packers: dict[tuple[tuple[str, ...], tuple[bool, ...]], _Packer] = {}
 
     def _pack_scalars(self, **scalars: float) -> bytes:
         """All scalars in C layout, given by name.
@@ -65,13 +70,15 @@ class ParamsLayout:
             TypeError: a name is unknown, or `scalars` has the wrong size.
             ValueError: the memory of a tensor was freed.
         """
-        names = tuple(tensors)
-        packer, order = self._packers.get(names) or self._make_packer(names, scalars)
-        given = tensors.items()
-        addresses = [0 if tensor is None else tensor.data_ptr() or _null(name, tensor) for name, tensor in given]
-        if order is not None:
-            addresses = [addresses[index] for index in order]
-        packer.pack_into(buffer, 0, *addresses, scalars)
+        # No loop over tensors in Python: the host time of a launch counts.
+        key = tuple(tensors), tuple(map(is_not, tensors.values(), _NONES))
+        pack_into, in_order = self._packers.get(key) or self._make_packer(*key, scalars)
+        given = in_order(tensors)
+        addresses = list(map(torch.Tensor.data_ptr, given))
+        if not all(addresses):
+            for each in compress(given, map(not_, addresses)):
+                _check_empty(each, tensors)
+        pack_into(buffer, 0, *addresses, scalars)
 
     def pack_pointers(self, addresses: Mapping[str, int]) -> bytes:
         """The pointers in C layout, given by name; null for missing names.
@@ -92,17 +99,20 @@ class ParamsLayout:
                 f"struct {self.name}: got unknown tensors {_listed(unknown)}; it has {_listed(self.pointers)}"
             )
 
-    def _make_packer(self, names: tuple[str, ...], scalars: bytes) -> tuple[struct.Struct, list[int] | None]:
+    def _make_packer(self, names: tuple[str, ...], are_given: tuple[bool, ...], scalars: bytes) -> "_Packer":
         self.check_names(names)
         if len(scalars) != self._pack.size:
             raise TypeError(
                 f"struct {self.name}: got {len(scalars)} bytes of scalars; pack all of {_listed(self.scalars)} "
                 f"by pack_scalars, {self._pack.size} bytes"
             )
-        form = "".join(POINTER if name in names else "8x" for name in self.pointers)
-        order = [names.index(name) for name in self.pointers if name in names]
-        packer = struct.Struct(f"<{form}{self._pack.size}s"), None if order == sorted(order) else order
-        self._packers[names] = packer
+        given = set(compress(names, are_given))
+        form = "".join(POINTER if name in given else "8x" for name in self.pointers)
+        in_order = [name for name in self.pointers if name in given]
+        # An itemgetter of one name returns no tuple.
+        get = itemgetter(*in_order) if len(in_order) > 1 else lambda tensors: [tensors[name] for name in in_order]
+        packer = struct.Struct(f"<{form}{self._pack.size}s").pack_into, get
+        self._packers[names, are_given] = packer
         return packer
 
 
@@ -165,8 +175,8 @@ def elements(**arrays: Sequence[int]) -> dict[str, int]:
     return {f"{name}_{i}": value for name, values in arrays.items() for i, value in enumerate(values)}
 
 
-def _null(name: str, tensor: torch.Tensor) -> int:
-    """The address of a tensor without elements."""
+def _check_empty(tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """Raise a ValueError unless one of the tensors, which has no memory, has no elements."""
     if tensor.numel():
+        name = next(name for name, each in tensors.items() if each is tensor)
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)} without memory; its storage was resized to 0 bytes")
-    return 0

@@ -161,12 +161,18 @@ class BoundEdges:
 
     def with_tensors(self, tensors: Sequence[torch.Tensor | None]) -> "BoundEdges":
         """The same with `tensors()` replaced."""
-        features, *rest, types, seed = tensors
-        weights, values, term = rest[:4], rest[4:-1], (self.score, self.score_numbers, rest[-1], self.additive_slope)
+        *tensors, seed = tensors
         dropout = None if seed is None else Dropout(self.dropout.rate, seed)
-        # dataclasses.replace would cost as much as a launch
-        return BoundEdges(self.order, features, types, self.num_features, *weights, dropout, *values, *term)
+        return self.changed(dropout=dropout, **dict(zip(TENSORS, tensors, strict=True)))
 
+    def changed(self, **fields: Any) -> "BoundEdges":
+        """`dataclasses.replace`, which costs as much as a launch."""
+        new = object.__new__(BoundEdges)
+        vars(new).update(vars(self), **fields)
+        return new
+
+
+NOTHING_BOUND = BoundEdges()  # to be `changed`
 
 # The only lists of the fields, by use:
 VALUES = ("row_values", "column_values", "edge_values", "head_values")  # in the order of KINDS
@@ -245,7 +251,7 @@ def scored_edges(
 ) -> BoundEdges:
     """Bound edges that are a score term alone: a normalised expression, its numbers, and fields of values for them."""
     checked = score_shape(score, numbers, *map(values.get, VALUES))
-    return BoundEdges(order, score=score, score_numbers=numbers, checked_score=checked, **values)
+    return NOTHING_BOUND.changed(order=order, score=score, score_numbers=numbers, checked_score=checked, **values)
 
 
 def score_shape(score: str, numbers: Sequence[float], *values: torch.Tensor | None) -> tuple[Any, ...]:

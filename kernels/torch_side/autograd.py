@@ -12,12 +12,13 @@ import torch
 
 from ..backends.base import QKV, Backend, BackwardCall, Call, Gradients, Memory
 from ..terms.dropout import Dropout
-from ..terms.edge_data import FLOATS, BoundEdges
+from ..terms.edge_data import FLOATS, TENSORS
 from .once_differentiable import OnceDifferentiable, refuse_vmap
 from .side_by_side import is_transformed, lie_side_by_side, new_side_by_side
 from .torch_private import autograd_active, functorch_active
 
 NUM_INPUTS = 3 + len(FLOATS)  # with gradients: the fields of `Gradients`
+NO_TENSORS = dict.fromkeys(TENSORS)
 
 
 def is_differentiated(call: Call) -> bool:
@@ -150,8 +151,7 @@ def without_tensors(call: Call) -> Call:
     edges = call.edges
     if edges is not None:
         dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
-        term = {"score": edges.score, "score_numbers": edges.score_numbers, "additive_slope": edges.additive_slope}
-        edges = BoundEdges(num_features=edges.num_features, dropout=dropout, **term)
+        edges = edges.changed(order=None, dropout=dropout, checked_types=None, **NO_TENSORS)
     return Call(None, None, None, call.scale, call.out_dtype, None, edges)
 
 

@@ -3,7 +3,6 @@
 row of qkv [N, 3 H d]:   | q: H heads of d | k: H heads of d | v: H heads of d |
 """
 
-import math
 from typing import Any
 
 import torch
@@ -51,13 +50,13 @@ def lie_side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 def new_side_by_side(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Memory for the gradients of query [N, H, d], key and value: consecutive parts of the rows of one tensor."""
-    shape = tuple(query.shape[1:])
-    parts = RowParts(shape, shape, shape)
-    return parts.split(query.new_empty((query.shape[0], parts.pitch)))
+    num_rows, num_heads, dim = query.shape
+    parts = RowParts(dim, num_heads, num_heads, num_heads)
+    return parts.split(query.new_empty((num_rows, parts.pitch)))
 
 
 class RowParts:
-    """Consecutive parts of the columns of a joint tensor.
+    """Consecutive parts of the columns of a joint tensor, of whole heads.
 
     Attributes:
         sizes: columns of each part.
@@ -65,18 +64,16 @@ class RowParts:
         pitch: columns of all parts.
     """
 
-    def __init__(self, *shapes: tuple[int, ...]) -> None:
-        """shapes: shape of the columns of each part, (H, d) or (columns,)."""
-        self.sizes = [math.prod(shape) for shape in shapes]
-        self.count, self.pitch = len(self.sizes), sum(self.sizes)
-        self._views = [(shape, (self.pitch, *shape[1:], 1), sum(self.sizes[:nth])) for nth, shape in enumerate(shapes)]
+    def __init__(self, dim: int, *heads: int) -> None:
+        """dim: columns of a head; heads: those of each part."""
+        self.sizes = [dim * each for each in heads]
+        self.count, self.pitch = len(heads), sum(self.sizes)
+        self._dim, self._heads = dim, heads
 
     def split(self, joint: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """[N, *shape] for each part: views of `joint` [N, pitch], contiguous."""
-        num_rows, offset, found = joint.shape[0], joint.storage_offset(), []
-        for shape, strides, first in self._views:
-            found.append(joint.as_strided((num_rows, *shape), strides, offset + first))
-        return tuple(found)
+        """[N, heads, dim] for each part: views of `joint` [N, pitch], contiguous."""
+        heads = self._heads  # two calls: one view of each part would take twice the time
+        return joint.view(joint.shape[0], self.pitch // self._dim, self._dim).split_with_sizes(heads, 1)
 
 
 def _parts(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ... import AttentionPlan, BoundEdges
+from ... import AttentionPlan
 from ...backends import REGISTRY
 from ...backends.base import QKV, BackwardCall, Call
-from ...terms.edge_data import scored_edges
+from ...terms.edge_data import NOTHING_BOUND, check_edges, scored_edges
 from ...torch_side.autograd import with_tensors
 from ...torch_side.side_by_side import RowParts
-from .one_node import NodeCall, attend, tensors_of
+from .one_node import NodeCall, attend
 from .projections import Projections
 
 Saved = Sequence[Tensor | None]
@@ -28,7 +28,7 @@ def score_of(row: bool, edge: bool) -> str:
     return f"leaky_relu(column0{' + row0' * row}{' + edge0' * edge}, number0)"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class GATv2Call(NodeCall):
     """One call of GATv2Conv: the values are the keys.
 
@@ -37,26 +37,27 @@ class GATv2Call(NodeCall):
 
     Attributes:
         projections: to query and key, (H, C) each.
+        dtype: type of the GEMMs.
         slope: of the leaky ReLU below 0.
         dropout: of the plan's call.
     """
 
     plan: AttentionPlan
     projections: Projections
+    dtype: torch.dtype
     slope: float
     dropout: float
 
     def forward(
         self, with_lse: bool, additive: Tensor, bias: Tensor | None, *given: Tensor
     ) -> tuple[Tensor, Call, Saved]:
-        (query, key), of_projections = self.projections.forward(given)
-        dtype = self.projections.dtype
-        weight = additive[0].to(dtype)
-        edges = BoundEdges(self.plan.edge_order, additive_weight=weight, additive_slope=self.slope)
-        attention = self.plan.call(query, key, key, 1.0, dtype, edges, self.dropout)
-        output, attention = attend(self.plan, attention, with_lse)
-        saved = (additive, bias, output, attention.lse, *tensors_of(attention), *of_projections)
-        return _add_bias(output, bias), attention, saved
+        (query, key), of_projections = self.projections.forward(given, self.dtype)
+        weight = additive[0].to(self.dtype)
+        edges = NOTHING_BOUND.changed(order=self.plan.edge_order, additive_weight=weight, additive_slope=self.slope)
+        if weight.shape != query.shape[1:] or weight.device != query.device:
+            check_edges(edges, query)  # raises
+        output, attention, saved = attend(self.plan, query, key, key, 1.0, edges, self.dropout, with_lse)
+        return _add_bias(output, bias), attention, (additive, bias, *saved, *of_projections)
 
     def backward(
         self, data: Any, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor], *saved: Tensor | None
@@ -64,7 +65,8 @@ class GATv2Call(NodeCall):
         (additive, bias, output, lse, *tensors), of_projections = self.projections.split_saved(saved)
         attention = with_tensors(attention, tensors, lse)
         of_head = output.shape[1:]
-        rows = RowParts(*[of_head] * (4 - len(self.projections.parts)))  # query (or in rows of its own), key, value
+        # Query (or in rows of its own), key, value:
+        rows = RowParts(of_head[1], *[of_head[0]] * (4 - len(self.projections.parts)))
         joint = attention.key.new_empty((attention.key.shape[0], rows.pitch))
         *of_query, of_key, of_value = rows.split(joint)
         joints = [joint[:, : -of_head.numel()]]
@@ -84,7 +86,7 @@ class GATv2Call(NodeCall):
         return of_additive, _bias_gradient(grads[0], bias), *of_rest
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class GATCall(NodeCall):
     """One call of GATConv.
 
@@ -123,15 +125,15 @@ class GATCall(NodeCall):
         of_target: Tensor,
     ) -> tuple[Tensor, Call, Saved]:
         dtype, (_, num_heads, head_dim), num_rows = self.dtype, of_source.shape, source.shape[0]
-        width, wide = num_heads * head_dim, torch.promote_types(dtype, torch.float32)
+        width, wide = num_heads * head_dim, torch.float32 if dtype.itemsize < 4 else dtype
         vectors = torch.cat((of_source, of_target)) if target is None else of_source
         source, joint = source.to(dtype), _joint_weight(weight, vectors).to(dtype)
         rows = functional.linear(source, joint)
         pitch = rows.shape[1]
         value = rows.as_strided((num_rows, num_heads, head_dim), (pitch, head_dim, 1))
-        scores = torch.empty((len(vectors), num_rows, num_heads, 1), dtype=wide, device=rows.device)
-        scores.copy_(rows.as_strided(scores.shape, (1, pitch, len(vectors), 1), width))
-        column, *row = scores.unbind()
+        count = vectors.shape[0]
+        scores = rows.as_strided((count, num_rows, num_heads, 1), (1, pitch, count, 1), width)
+        column, *row = scores.to(wide, copy=True, memory_format=torch.contiguous_format).unbind()
         target_rows = None
         if target is not None:
             target, target_rows = target.to(dtype), _score_rows(target_weight, of_target).to(dtype)
@@ -140,11 +142,12 @@ class GATCall(NodeCall):
         query = value if target is None else rows.new_empty((target.shape[0], num_heads, head_dim))
         values = {"row_values": row[0], "column_values": column, "edge_values": edge_values}
         edges = scored_edges(self.plan.edge_order, self.score, (self.slope,), **values)
-        attention = self.plan.call(query, value, value, 1.0, dtype, edges, self.dropout)
-        output, attention = attend(self.plan, attention, with_lse)
-        saved = (bias, source, joint, weight, vectors, target, target_rows, target_weight, of_target, output)
+        if of_target.shape != of_source.shape:
+            check_edges(edges, query)  # raises
+        output, attention, saved = attend(self.plan, query, value, value, 1.0, edges, self.dropout, with_lse)
+        ends = (bias, source, joint, weight, vectors, target, target_rows, target_weight, of_target)
         watched = (of_source,)  # so that autograd detects changes
-        return _add_bias(output, bias), attention, (*saved, attention.lse, *tensors_of(attention), *watched)
+        return _add_bias(output, bias), attention, (*ends, *saved, *watched)
 
     def backward(
         self, data: Any, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor], *saved: Tensor | None

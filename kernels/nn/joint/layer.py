@@ -8,7 +8,7 @@ those of all weights, and one sum those of all biases.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
 from ...backends.base import QKV, BackwardCall, Call
+from ...terms.edge_data import check_edges
 from ...torch_side.autograd import with_tensors
-from .one_node import NodeCall, Results, attend, tensors_of
+from .one_node import NodeCall, Results, attend
 from .projections import Projections
 
 OF_FEATURES, OF_WEIGHTS = frozenset(("padded_features",)), frozenset(("key_weight", "value_weight"))
@@ -32,7 +33,7 @@ def takes_features(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
     return edges.score is edges.types is None and features is not None and features.dtype is dtype
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class LayerCall(NodeCall):
     """One call of TransformerConv.
 
@@ -42,6 +43,7 @@ class LayerCall(NodeCall):
 
     Attributes:
         projections: to root (or none), query, key and value.
+        dtype: type of the GEMMs.
         scale, dropout: arguments of the plan's call.
         edges: edge features of the projections' type, or None.
         adds_root: whether the result is output + root.
@@ -49,6 +51,7 @@ class LayerCall(NodeCall):
 
     plan: AttentionPlan
     projections: Projections
+    dtype: torch.dtype
     scale: float
     dropout: float
     edges: BoundEdges | None
@@ -57,22 +60,18 @@ class LayerCall(NodeCall):
     def forward(
         self, with_lse: bool, features: Tensor | None, edge_weight: Tensor | None, *given: Tensor
     ) -> tuple[Results, Call, Sequence[Tensor | None]]:
-        columns, of_projections = self.projections.forward(given)
-        *roots, query, key, value = columns
-        edges, dtype = self.edges, self.projections.dtype
+        (*roots, query, key, value), of_projections = self.projections.forward(given, self.dtype)
+        edges = self.edges
         if edges is not None:
-            weight = edge_weight.to(dtype).view(*query.shape[1:], -1)
-            edges = replace(edges, key_weight=weight, value_weight=weight)
-        if self.dropout:
-            attention = self.plan.call(query, key, value, self.scale, dtype, edges, self.dropout)
-        else:  # all checked: shapes by `takes_plan`, edges where they were bound
-            attention = Call(query, key, value, self.scale, dtype, None, edges)
-        output, attention = attend(self.plan, attention, with_lse)
-        saved = (edge_weight, output, attention.lse, *tensors_of(attention), *of_projections)
-        if not self.adds_root:
-            return (output, *roots) if roots else output, attention, saved
-        (root,) = roots
-        return torch.add(output.view(root.shape), root), attention, saved
+            weight = edge_weight.to(self.dtype).view(*query.shape[1:], -1)
+            edges = edges.changed(key_weight=weight, value_weight=weight)
+            if weight.shape[2] != edges.num_features or weight.device != query.device:
+                check_edges(edges, query)  # raises
+        output, attention, saved = attend(self.plan, query, key, value, self.scale, edges, self.dropout, with_lse)
+        saved = (edge_weight, *saved, *of_projections)
+        if self.adds_root:
+            return torch.add(output, roots[0]).flatten(1), attention, saved
+        return (output, roots[0].flatten(1)) if roots else output, attention, saved
 
     def backward(
         self, data: Any, attention: Call, needed: Sequence[bool], grads: Sequence[Tensor | None], *saved: Tensor | None
@@ -90,13 +89,16 @@ class LayerCall(NodeCall):
             wanted = wanted | OF_FEATURES
         if of_edges:
             wanted = wanted | OF_WEIGHTS
-        grad_output, *of_roots = (grads[0], grads[0]) if self.adds_root else grads
+        *of_roots, query, key, value = columns
+        grad_output = grads[0].view(output.shape)
+        if of_roots:
+            of_roots[0].copy_(grad_output if self.adds_root else grads[1].view(of_roots[0].shape))
         attention = with_tensors(attention, tensors, lse)
-        given = BackwardCall(attention, output, grad_output.view(output.shape), wanted, tuple(columns[-3:]))
+        given = BackwardCall(attention, output, grad_output, wanted, (query, key, value))
         found = REGISTRY[self.plan.backend].attend_backward(data, given)
-        for memory, gradient in zip(columns, (*of_roots, *found[:3]), strict=True):
+        for memory, gradient in zip(given.into, found, strict=False):
             if gradient is not memory:
-                memory.copy_(gradient.view(memory.shape))
+                memory.copy_(gradient)
         return (
             found.padded_features,
             torch.add(found.key_weight, found.value_weight).flatten(0, 1).to(edge_weight.dtype) if of_edges else None,

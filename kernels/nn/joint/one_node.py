@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import AttentionPlan
+from ... import AttentionPlan, BoundEdges
 from ...backends import REGISTRY
 from ...backends.base import Call
 from ...torch_side.autograd import without_tensors
@@ -67,27 +67,41 @@ def takes_plan(plan: AttentionPlan, target: Tensor, source: Tensor, dtype: torch
     )
 
 
-def run_as_node(call: NodeCall, *given: Tensor | None) -> Results:
-    """The results of a call for whose plan `takes_plan` is true."""
+def is_recorded(*given: Tensor | None) -> bool:
+    """Whether autograd records a call with these tensors."""
     if torch.is_grad_enabled():
         for each in given:
             if each is not None and each.requires_grad:
-                call.plan.require_backward()
-                return _apply_node(call, *given)
+                return True
+    return False
+
+
+def run_as_node(call: NodeCall, *given: Tensor | None) -> Results:
+    """The results of a call for whose plan `takes_plan` is true."""
+    if is_recorded(*given):
+        call.plan.require_backward()
+        return _apply_node(call, *given)
     return call.forward(False, *given)[0]
 
 
-def attend(plan: AttentionPlan, attention: Call, with_lse: bool) -> tuple[Tensor, Call]:
-    """The output, and the call with its log-sum-exp."""
-    if with_lse:
-        lse = attention.query.new_empty(attention.query.shape[:2], dtype=torch.float32)
-        attention = attention._replace(lse=lse)
-    return REGISTRY[plan.backend].attend(plan.data, attention), attention
-
-
-def tensors_of(attention: Call) -> tuple[Tensor | None, ...]:
-    """Query, key, value and the tensors of edge data, as `fused3s.torch_side.autograd.with_tensors` takes them."""
-    return (*attention[:3], *(() if attention.edges is None else attention.edges.tensors()))
+def attend(
+    plan: AttentionPlan,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    edges: BoundEdges | None,
+    dropout: float,
+    with_lse: bool,
+) -> tuple[Tensor, Call, Sequence[Tensor | None]]:
+    """The output, the attention call, and what its backward pass reads: output, log-sum-exp and the call's
+    tensors. Edge data fit the plan."""
+    if dropout:
+        edges = plan.call(query, key, value, scale, None, edges, dropout).edges
+    lse = query.new_empty(query.shape[:2], dtype=torch.float32) if with_lse else None
+    attention = Call(query, key, value, scale, query.dtype, lse, edges)
+    output = REGISTRY[plan.backend].attend(plan.data, attention)
+    return output, attention, (output, lse, query, key, value, *(() if edges is None else edges.tensors()))
 
 
 class _Node(torch.autograd.Function):

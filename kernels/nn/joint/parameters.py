@@ -17,8 +17,7 @@ from ...torch_side.side_by_side import RowParts, is_transformed
 from ...torch_side.torch_private import dispatch_modes, has_global_hooks
 from ..base import Layer
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-PLAIN = (nn.Parameter, Tensor)  # the latter under torch.func.functional_call
+PLAIN = {nn.Parameter, Tensor}  # the latter under torch.func.functional_call
 Joined = list[tuple[Tensor, Tensor | None]]  # weight and bias
 
 
@@ -30,10 +29,10 @@ def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> t
     parameters = plain_parameters(layers)
     if parameters is None:
         return None
-    device_type = inputs[0].device.type
-    dtype = input_type(parameters[0].dtype, device_type)
+    device_type, own = inputs[0].device.type, parameters[0].dtype
+    dtype = input_type(own, device_type)
     for x in inputs:
-        if x.dim() != 2 or input_type(x.dtype, device_type) is not dtype:
+        if x.dim() != 2 or (x.dtype is not own and input_type(x.dtype, device_type) is not dtype):
             return None
     return dtype, parameters
 
@@ -43,32 +42,44 @@ def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
     replaced, parametrised, sharded, has hooks or a `forward` of its own, or if they differ in type or bias."""
     if has_global_hooks():
         return None
-    weights, biases = [], []
+    found, biases = [], []
     for layer in layers:
-        own = vars(layer)
-        if type(layer) is not nn.Linear or "forward" in own or any(map(own.get, HOOKS)):
+        if not _is_plain(layer):
             return None
         parameters = layer._parameters
-        weights.append(parameters.get("weight"))
+        found.append(parameters.get("weight"))
         if (bias := parameters.get("bias")) is not None:
             biases.append(bias)
-    if biases and len(biases) != len(weights):
+    if biases and len(biases) != len(found):
         return None
-    weights += biases
-    dtype = None if weights[0] is None else weights[0].dtype
-    for each in weights:
-        if type(each) not in PLAIN or each.dtype is not dtype:
-            return None
-    return weights
+    found += biases
+    if not PLAIN.issuperset(map(type, found)) or len(set(map(_dtype_of, found))) > 1:
+        return None
+    return found
 
 
 def plain_weight(layer: nn.Module) -> Tensor | None:
     """The weight of a plain layer without a bias; None: the layer must be called."""
-    own = vars(layer)
-    if has_global_hooks() or type(layer) is not nn.Linear or "forward" in own or any(map(own.get, HOOKS)):
+    if has_global_hooks() or not _is_plain(layer):
         return None
     weight = layer.weight  # FSDP's flat parameter leaves a view that is no parameter
     return weight if type(weight) in PLAIN and layer.bias is None else None
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    if type(layer) is not nn.Linear:
+        return False
+    own = layer.__dict__
+    return not (
+        own["_forward_pre_hooks"]
+        or own["_forward_hooks"]
+        or own["_backward_pre_hooks"]
+        or own["_backward_hooks"]
+        or "forward" in own
+    )
+
+
+_dtype_of = Tensor.dtype.__get__  # runs in `map` without Python code
 
 
 def join_parameters(parameters: Sequence[Tensor], parts: Sequence[RowParts]) -> Joined:
