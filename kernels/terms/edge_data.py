@@ -167,6 +167,8 @@ class BoundEdges:
 
     def changed(self, **fields: Any) -> "BoundEdges":
         """`dataclasses.replace`, which costs as much as a launch."""
+        if torch.compiler.is_compiling():
+            return replace(self, **fields)
         new = object.__new__(BoundEdges)
         vars(new).update(vars(self), **fields)
         return new
