@@ -12,6 +12,7 @@ from plan_oracle import expected_plan, plan_on_cpu
 from fused3s import plan_attention
 from fused3s.fused import backend as fused3s
 from fused3s.fused.planning.plan import plan_graph
+from fused3s.fused.tuning import CUT_PASSES
 from fused3s.graph.csr import CSRPattern, csr_pattern
 from fused3s.graph.edge_list import EdgeList
 from fused3s.runtime.cuda_graph import capture
@@ -93,7 +94,8 @@ def test_a_plan_of_an_edge_list_does_not_wait(num_heads, dim):
     first = plan(query, key, value)
     torch.cuda.synchronize()
     assert plan.data.arrays is bounded
-    assert torch.equal(plan(query, key, value), first), "the exact plan has other bits than the bounded one"
+    for _ in range(CUT_PASSES):
+        assert torch.equal(plan(query, key, value), first), "the exact plan has other bits than the bounded one"
     assert plan.data.arrays is not bounded
 
 
