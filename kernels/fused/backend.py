@@ -52,22 +52,14 @@ class Fused3SBackend(CudaBackend):
         _compile(plan.arrays, device, inputs)
         return plan
 
-    def make_room(
-        self,
-        shape: tuple[int, int],
-        num_edges: int,
-        device: torch.device,
-        inputs: InputSpec,
-        memory: torch.Tensor | None = None,
-    ) -> Fused3SPlan:
-        """The plan of no edges, in memory with room for `num_edges` edges; or the plan that is in the given memory."""
+    def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> Fused3SPlan:
+        """The plan of no edges, in memory with room for `num_edges` edges."""
         check_size(shape, num_edges, inputs.backward)
         forward = partial(forward_schedule, gpu_limits(device), inputs, device.index)
-        plan, arrays = make_room(GraphSize(*shape, num_edges), device, inputs, forward, memory)
+        memory, arrays = make_room(GraphSize(*shape, num_edges), device, inputs, forward)
         _compile(arrays, device, inputs)
-        if memory is None:
-            plan.fill(EdgeSource(torch.empty((2, 0), dtype=torch.int64, device=device)))
-        return Fused3SPlan(arrays, plan)
+        memory.fill(EdgeSource(torch.empty((2, 0), dtype=torch.int64, device=device)))
+        return Fused3SPlan(arrays, memory)
 
     def settled(self, data: Fused3SPlan) -> Fused3SPlan:
         return data.settled()
