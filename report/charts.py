@@ -97,6 +97,41 @@ def lines(data: Data, where: Where, x: str) -> Figure | None:
     return figure
 
 
+def by_edges(
+    data: Data,
+    where: Where,
+    panels: Mapping[str, tuple[Where, float]],
+    series: Sequence[tuple[str, Where, str]],
+) -> Figure | None:
+    """Log-log lines over the number of edges.
+
+    Args:
+        panels: selection and factor of the values, by the label of the y-axis.
+        series: colour, selection, label. A cross at the top: it failed there.
+    """
+    figure, (grid,) = on.new_figure(on.WIDTH, 3.0, 1, len(panels))
+    for axes, (label, (panel, factor)) in zip(grid, panels.items(), strict=True):
+        for colour, selection, words in series:
+            found = data.pick({**where, **panel, **selection}).sort_values("nnz")
+            good = found[found["status"].isin(COUNTED)]
+            if good.empty:
+                return None
+            places, values = good["nnz"], good["value"] * factor
+            axes.plot(places, values, "o-", color=colour, label=words, markersize=4)
+            last = places.iloc[-1], values.iloc[-1]
+            axes.annotate(f"{last[1]:.3g}", last, (5, -3), textcoords="offset points", color=colour, size=7)
+            failed = data.pick({**where, **of.TIME, **selection})
+            failed = failed[~failed["status"].isin(COUNTED)]
+            height = 0.93 + 0.04 * (words == series[0][2])  # beside each other
+            axes.plot(failed["nnz"], [height] * len(failed), "x", color=colour, transform=axes.get_xaxis_transform())
+        axes.set(xscale="log", yscale="log", xlabel="edges", ylabel=label)
+        axes.margins(0.14)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: on.edges(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    grid[0].legend(loc="upper left", fontsize=7)
+    return figure
+
+
 def waterfall(data: Data, where: Where, steps: Mapping[str, Where]) -> Figure | None:
     """From the first of the `steps` to the last, one factor at a time: five graphs, and the geometric mean of all those
     on which all ran undisturbed."""

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
+from report import drawing as on
 from report import selections as of
-from report.charts import Dots, Panel, PaperBars, dots, lines, paper_bars, sm_times, times, waterfall
+from report.charts import Dots, Panel, PaperBars, by_edges, dots, lines, paper_bars, sm_times, times, waterfall
 from report.drawing import image, slug
 from report.engine import Data
 
@@ -235,6 +236,23 @@ def waterfall_of_the_model(data: Data, dim: int = 128) -> Figure | None:
         "fused dense block": of.OURS | of.FUSED,
     }
     return waterfall(data, of.MODEL | {"dim": dim, "kind": "real"}, steps)
+
+
+@figure(
+    "scale",
+    "scale_{device}",
+    "Training step of three layers (8 heads x 16 columns), 200,000 nodes, float32",
+    "Degrees of a power law; host and optimiser included. Crosses: out of memory, or an error of the compiled model",
+)
+def scale(data: Data) -> Figure | None:
+    where = {"bench": "layers", "variant": of.SIZES} | of.FP32
+    series = [
+        (on.OTHER, of.EAGER | {"backend": "pyg"}, "PyG"),
+        (on.colour("pyg"), {"launch": "compiled", "backend": "pyg"}, "PyG, torch.compile"),
+        (on.colour("fused3s"), of.EAGER | {"backend": "auto"}, "fused3s.nn"),
+    ]
+    panels = {"time of a step, ms": (of.TIME, 1), "peak memory, GiB": ({"metric": "peak_memory"}, 2**-10)}
+    return by_edges(data, where, panels, series)
 
 
 @figure("learning-curves", "learning-curves_{device}", "Learning curves: median and 10th to 90th percentile over seeds")

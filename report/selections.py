@@ -34,6 +34,7 @@ FUSED = {"dense": "fused"}
 FP32 = {"dtype": "float32", "out_dtype": "float32"}
 MODEL = TIME | GRAPH | {"bench": "end_to_end", "region": "none", "scope": "model", "heads": 1, "blocks": 10}
 MODEL |= {"dtype": "float16", "dense": "plain"}
+SIZES = ["1m", "4m", "17m", "67m", "134m"]  # edges of the variants of configs/bench/scale.yaml
 STEP = TIME | {"bench": "training", "dim": 128, "blocks": 10, "variant": "none"}
 BACKWARD = TIME | {"bench": "backward", "region": "backward", "launch": "back_to_back"}
 

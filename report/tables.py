@@ -679,3 +679,24 @@ def gat_layers(data: Data) -> Grid:
         for graph, dataset in {"arxiv": "ogbn-arxiv", "github": "musae-github"}.items()
     }
     return Grid("training step", lines, STEPS)
+
+
+@table()
+def scale(data: Data) -> Grid:
+    """A training step with PyG's `TransformerConv`, eager and after `torch.compile`, and with ours, eager (3 layers of
+    8 heads x 16 columns; forward, loss, backward, AdamW; host included), by turns, medians; compiled PyG over ours.
+    GiB: peak of PyTorch's allocator. Graphs by formula: 200,000 nodes, degrees of a power law. `oom`: out of memory,
+    `error`: "CUDA driver error: invalid argument" after `torch.compile`. In bf16 the worst row of PyG's output is
+    further from float64 than allowed."""
+    compiled, memory = PYG | {"launch": "compiled"}, {"metric": "peak_memory"}
+    sides = {"PyG": PYG | of.EAGER, "PyG compiled": compiled, "ours": AUTO | of.EAGER}
+    columns = {f"ms: {name}": show(of.TIME | side, ".1f") for name, side in sides.items()}
+    columns["ms: ratio"] = over(of.TIME | sides["ours"], of.TIME | compiled, by=["variant"])
+    columns |= {f"GiB: {name}": show(memory | side, ".1f", scale=2**-10) for name, side in sides.items()}
+    columns["GiB: ratio"] = over(memory | sides["ours"], memory | compiled, by=["variant"])
+    lines = {
+        f"{size[:-1]} million, {name}": {"bench": "layers", "variant": size} | dtype
+        for name, dtype in (("fp32", of.FP32), ("bf16", BF16))
+        for size in of.SIZES
+    }
+    return Grid("edges", lines, columns)
