@@ -25,7 +25,7 @@ struct ScoreExpression {{
 {apply}
   }}
 
-  // Returns the gradient of s; those of the values to `of`.
+  // Returns the gradient of s; `of` receives the gradients of the values.
   template <typename Values, typename Numbers>
   __device__ static __forceinline__ float gradient(float g, float s, const Values& x, const Numbers& number,
                                                    Values& of) {{
