@@ -1,7 +1,8 @@
 """Attention as torch operators, each with another one as its backward pass, for torch.compile and export.
 
-    fused3s::attention           of a plan, which it gets by number
-    fused3s::attention_of_edges  of an edge_index, which it plans or whose plan it looks up (`nn.cached.edge_attention`)
+    fused3s::attention            of a plan, which it gets by number
+    fused3s::attention_of_edges   of an edge_index (`nn.cached.edge_attention`)
+    fused3s::attention_in_memory  of a plan in a tensor (the same module)
 
 A compiled function calls the operators instead of the backend, without a graph break. Operators take no Python objects.
 They run the plan itself, with its state: errors, exact sizes, streams. Neither the plan nor the sizes of a graph are
