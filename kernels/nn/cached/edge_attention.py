@@ -30,7 +30,7 @@ from ...runtime.semaphores import is_capturing
 from ...torch_side.autocast import input_type
 from ...torch_side.operators import LIBRARY, Operator, attend_as_operator
 from ...torch_side.torch_private import assert_on_gpu, compiles_cuda_graphs
-from .planned_edges import plan_edge_index
+from .planned_edges import bind_features, plan_edge_index
 from .self_loops import num_edges_of, with_self_loops
 
 NO_LOOPS = -1
@@ -89,7 +89,7 @@ def _plans_in_graph(backend: str, dtype: torch.dtype) -> bool:
 
 def _plan_of(
     backend: str, edge_index: Tensor, num_loops: int, cache: bool, call: Call, with_lse: bool
-) -> tuple[AttentionPlan, Tensor | None]:
+) -> tuple[AttentionPlan, Tensor | None, Tensor | None]:
     _refuse_capture(call.query.device)
     edges, looped = call.edges, None
     if num_loops != NO_LOOPS:
@@ -110,13 +110,18 @@ def _plan_of(
         plan.require_backward()
     given = () if edges is None else (edges.padded_features, edges.edge_values)
     if not (of_edges := [each for each in given if each is not None]):
-        return plan, None
+        return plan, None, None
     order = plan.edge_order.edge_of_csr
     num_edges, num_loops = num_edges_of(edge_index), max(num_loops, 0)
     for each in of_edges:
         if (rows := each.shape[0] - num_loops) != num_edges:
             raise ValueError(f"edge_attr: got {rows} rows; {num_edges}, one of each edge, are needed")
-    return plan, order if looped is None else looped.traced_places(num_edges)[order]
+    if looped is not None:
+        return plan, looped.traced_places(num_edges)[order], None
+    features = edges.padded_features
+    if features is not None:
+        features = bind_features(plan, features, features.dtype, cache=cache).padded_features
+    return plan, order, features
 
 
 def _refuse_capture(device: torch.device) -> None:
@@ -178,7 +183,7 @@ def _fake_plan(edge_index: Tensor, num_rows: int, num_cols: int, *_: object) -> 
 
 def _plan_in(
     backend: str, memory: Tensor, num_edges: int, call: Call, with_lse: bool
-) -> tuple[AttentionPlan, Tensor | None]:
+) -> tuple[AttentionPlan, Tensor | None, None]:
     """The plan that `_plan_edges` made for such a call."""
     (num_rows, num_heads, head_dim), num_cols = call.query.shape, call.key.shape[0]
     inputs = InputSpec(call.query.dtype, head_dim, num_heads, None, call.edges is not None, with_lse)
@@ -186,7 +191,7 @@ def _plan_in(
     data: Fused3SPlan = REGISTRY[backend].make_room(shape, num_edges, memory.device, inputs, memory)
     order = None if call.edges is None else REGISTRY[backend].sorted_edges(data)
     plan_order = None if order is None else EdgeOrder(order)
-    return AttentionPlan(backend, (num_rows, num_cols), memory.device, inputs, data, edge_order=plan_order), order
+    return AttentionPlan(backend, (num_rows, num_cols), memory.device, inputs, data, edge_order=plan_order), order, None
 
 
 IN_MEMORY = Operator("attention_in_memory", "Tensor memory, SymInt num_edges", _plan_in)
