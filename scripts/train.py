@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -165,8 +165,8 @@ def follow(trainer: Trainer) -> None:
     name = METRICS[trainer.task.metric]
     start = shown = time.monotonic()
     waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
-    with cli.progress(epochs, before, "epoch ") as advance:
-        for record in trainer.run():
+    with cli.progress(epochs, before, "epoch ") as advance, closing(trainer.run()) as records:
+        for record in records:
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -162,7 +162,7 @@ class Trainer:
         start, seconds = time.perf_counter(), []
         with ExitStack() as opened:
             log = self._open_log(opened) if self.writes else None
-            for record in self._epochs(log):
+            for record in opened.enter_context(closing(self._epochs(log))):
                 seconds.append(record.seconds)
                 yield record
             if self.finished:
@@ -195,10 +195,14 @@ class Trainer:
                 if self.finished or time.monotonic() - saved >= training.checkpoint_seconds:
                     self._save(log)
                     saved = time.monotonic()
-            yield record
-            if self._is_stopped():  # maybe only since the record was made
-                if log and self.kept < self.done:
+            is_stopped = True
+            try:
+                yield record  # an error or Ctrl-C while it is reported closes this generator
+                is_stopped = self._is_stopped()  # maybe only since the record was made
+            finally:
+                if is_stopped and log and self.kept < self.done:
                     self._save(log)
+            if is_stopped:
                 return
 
     def _is_stopped(self) -> bool:

@@ -1,5 +1,6 @@
 """A run as a whole: steps against an independent computation, resume, early stop and errors."""
 
+import contextlib
 import copy
 import csv
 import dataclasses
@@ -184,7 +185,9 @@ def test_files_of_the_users_are_not_replaced(nodes, make_config, tmp_path, name,
 
 def test_a_run_that_ended_before_its_first_state_begins_again(nodes, make_config, trained, tmp_path):
     config = make_config(training__checkpoint_seconds=30.0)
-    next(Trainer(config, nodes, tmp_path, seed=0).run())
+    killed = Trainer(config, nodes, tmp_path, seed=0)
+    killed._save = lambda log: None
+    next(killed.run())
     assert not (tmp_path / "last.pt").exists()
     _, records = trained(config, nodes, tmp_path, resume=True)
     assert [record.epoch for record in records] == [1, 2, 3]
@@ -197,6 +200,21 @@ def test_a_stop_while_an_epoch_is_reported_keeps_it(nodes, make_config, tmp_path
         trainer.stop = record.epoch == 3
     assert (trainer.kept, torch.load(tmp_path / "last.pt", weights_only=True)["epoch"]) == (3, 3)
     assert len(log_of(tmp_path)) == 3
+
+
+def test_an_error_or_a_second_ctrl_c_in_the_report_of_an_epoch_keeps_it(nodes, make_config, trained, tmp_path):
+    config = make_config(training__epochs=5, training__checkpoint_seconds=30.0)
+    trainer = Trainer(config, nodes, tmp_path / "parts", seed=0)
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(trainer.run()) as records:
+        for record in records:
+            if record.epoch == 3:
+                raise KeyboardInterrupt
+    assert trainer.kept == 3
+    rest, records = trained(config, nodes, tmp_path / "parts", resume=True)
+    assert [record.epoch for record in records] == [4, 5]
+    trained(config, nodes, tmp_path / "whole")
+    assert_equal_bits(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+    assert log_of(tmp_path / "parts") == log_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
