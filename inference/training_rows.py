@@ -64,6 +64,7 @@ def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Pat
 def _columns(trainer: Trainer, config_path: Path) -> dict[str, Any]:
     return run_columns(
         *("train", config_path, trainer.config, trainer.meta, trainer.device),
+        config_sha=trainer.config.recipe_sha(),
         dtype=dtype_name(trainer.precision),
         backend=trainer.backend,
         dense=trainer.dense,

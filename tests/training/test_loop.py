@@ -1,6 +1,5 @@
 """A run as a whole: steps against an independent computation, resume, early stop and errors."""
 
-import contextlib
 import copy
 import csv
 import dataclasses
@@ -205,12 +204,13 @@ def test_a_stop_while_an_epoch_is_reported_keeps_it(nodes, make_config, tmp_path
 def test_an_error_or_a_second_ctrl_c_in_the_report_of_an_epoch_keeps_it(nodes, make_config, trained, tmp_path):
     config = make_config(training__epochs=5, training__checkpoint_seconds=30.0)
     trainer = Trainer(config, nodes, tmp_path / "parts", seed=0)
-    with pytest.raises(KeyboardInterrupt), contextlib.closing(trainer.run()) as records:
-        for record in records:
-            if record.epoch == 3:
-                raise KeyboardInterrupt
+    records = trainer.run()
+    for _ in range(3):
+        next(records)
+    with pytest.raises(KeyboardInterrupt):
+        records.throw(KeyboardInterrupt)
     assert trainer.kept == 3
-    rest, records = trained(config, nodes, tmp_path / "parts", resume=True)
+    _, records = trained(config, nodes, tmp_path / "parts", resume=True)
     assert [record.epoch for record in records] == [4, 5]
     trained(config, nodes, tmp_path / "whole")
     assert_equal_bits(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
