@@ -1,5 +1,6 @@
 """The training loop."""
 
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -35,7 +36,9 @@ from training.step import CapturedStep, Step
 from training.tasks import Task
 from training.weights import TrainedWeights, save_weights
 
+INITIAL_SHARE = 0.05  # of the initial weights in the average at the end of a run, above which there is a warning
 LAST, BEST = "last.pt", "best.safetensors"
+logger = logging.getLogger(__name__)
 Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
 
 
@@ -127,6 +130,7 @@ class Trainer:
         options = config.training.clip_norm, loss, config.training.ema
         self.step = self._make_step(model, working, forward, optimiser, *options)
         self.identity = identity(config, loaded.meta, seed)
+        self._warn_of_a_slow_average()
         self.best: Best | None = None
         self.done, finished = 0, False
         torch.manual_seed(seed)  # makes dropout of the first epoch independent of earlier draws
@@ -137,6 +141,16 @@ class Trainer:
         self.runner, self.graph_reason = (self.step, "the run is over") if finished else self._captured()
         self.stop = False
         self.result: TrainResult | None = None
+
+    def _warn_of_a_slow_average(self) -> None:
+        """An average begins with the initial weights, whose share after n steps is ema**n."""
+        ema, steps = self.config.training.ema, self.config.training.epochs * self.task.steps
+        if (share := ema**steps) > INITIAL_SHARE:
+            logger.warning(
+                "training.ema = %s: after all %s steps the averaged weights are still to %.0f%% the initial ones; take "
+                "at most %.3g, or more epochs",
+                *(ema, f"{steps:,}", 100 * share, INITIAL_SHARE ** (1 / steps)),
+            )
 
     @property
     def captured(self) -> bool:

@@ -92,6 +92,15 @@ def test_an_evaluation_that_fails_leaves_the_weights_that_are_trained(nodes, mak
     assert not torch.equal(seen[0], before)
 
 
+def test_an_average_that_stays_at_the_initial_weights_is_told(nodes, make_config, caplog, tmp_path):
+    """0.95 to the power of 60 steps is 5 %, 0.96 to it is 9 %."""
+    for ema in (0.0, 0.951, 0.96):
+        Trainer(make_config(training__ema=ema, training__epochs=60), nodes, tmp_path, seed=0)
+    (message,) = [record.message for record in caplog.records if record.name == "training.loop"]
+    assert message.startswith("training.ema = 0.96: after all 60 steps the averaged weights are still to 9%")
+    assert "at most 0.951" in message
+
+
 @pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"])
 def test_the_backend_pyg_trains_pygs_layers_to_the_same_numbers(nodes, make_config, trained, tmp_path, kind):
     _, expected = trained(make_config(model__kind=kind), nodes, tmp_path / "reference")
