@@ -104,6 +104,17 @@ def test_report_files_and_rows(train, tmp_path, monkeypatch):
     assert [(row.region, row.value) for row in points] == [(f"epoch {nth}", means[nth - 1]) for nth in (1, 2, 4)]
 
 
+def test_a_log_without_the_first_epochs_keeps_the_numbers_of_the_others(train, tmp_path):
+    assert train("run").exit_code == 0
+    log = tmp_path / "run" / "metrics.csv"
+    header, _, _, *rest = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([header, *rest]))
+    (tmp_path / "r.csv").unlink()
+    assert train("run", "--resume").exit_code == 0
+    points = [(row.region, row.value) for row in read_rows(tmp_path / "r.csv") if row.region != "none"]
+    assert points == [(f"epoch {nth}", float(line.split(",")[4])) for nth, line in zip((3, 4), rest, strict=True)]
+
+
 def test_a_killed_run_resumes_to_the_same_bits(train, arguments, tmp_path):
     """SIGKILL at an arbitrary moment."""
     more = ["--set", "training.epochs=60"]
