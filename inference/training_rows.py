@@ -44,13 +44,13 @@ def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[
 
 
 def learning_curve(trainer: Trainer) -> pd.Series:
-    """The metric of a finished run on the validation split, by epoch; a log that was moved away lacks the first ones."""
+    """The metric of a finished run on the validation split, by epoch; after a log was moved away without the first."""
     return pd.read_csv(trainer.folder / LOG, index_col="epoch")["valid_metric"]
 
 
 def curve_rows(trainer: Trainer, curves: Sequence[pd.Series], config_path: Path, also: dict[str, Any]) -> list[Row]:
-    """Up to CURVE_POINTS epochs, the first that all have and the last among them, of the learning curves of several seeds,
-    of which `trainer` ran one; a run that stopped early counts with its last value. metrics.csv has all epochs."""
+    """Up to CURVE_POINTS epochs, from the first that all have to the last, of the learning curves of several seeds, of
+    which `trainer` ran one; a run that stopped early counts with its last value. metrics.csv has all epochs."""
     about = {"metric": f"valid_{trainer.result.metric}", "unit": trainer.unit or "1"}
     shared = _columns(trainer, config_path) | {"variant": f"{len(curves)} seeds"} | about
     rows = []
