@@ -132,13 +132,13 @@ class Trainer:
         self.identity = identity(config, loaded.meta, seed)
         self._warn_of_a_slow_average()
         self.best: Best | None = None
-        self.done, finished = 0, False
+        self.done = 0
         torch.manual_seed(seed)  # makes dropout of the first epoch independent of earlier draws
         if self._found:
-            self.best, self.done, finished = load_state(state, self.step, self.identity)
-        self.kept, self.finished = self.done, finished
+            self.best, self.done = load_state(state, self.step, self.identity)
+        self.kept, self.finished = self.done, self._is_over()
         self.runner: Runner
-        self.runner, self.graph_reason = (self.step, "the run is over") if finished else self._captured()
+        self.runner, self.graph_reason = (self.step, "the run is over") if self.finished else self._captured()
         self.stop = False
         self.result: TrainResult | None = None
 
@@ -266,7 +266,7 @@ class Trainer:
 
     def _save(self, log: TrainingLog) -> None:
         log.flush()
-        save_state(self.folder / LAST, self.step, self.best, self.done, self.finished, self.identity)
+        save_state(self.folder / LAST, self.step, self.best, self.done, self.identity)
         self.kept = self.done
         self._export(None)
 
