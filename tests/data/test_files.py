@@ -142,6 +142,20 @@ def test_labels_of_graphs_say_how_they_are_scored(tmp_path, labels, metric, outp
 
 
 def damaged(name, change):
+@pytest.mark.parametrize("labels", [np.array([[1], [0], [2]]), np.array([[1.0], [0], [np.nan]])])
+def test_one_label_does_not_change_how_the_others_are_scored(tmp_path, labels):
+    """Integers are answers and floats are targets; what the values contradict is refused."""
+    with pytest.raises(ValueError, match="graph_label holds neither answers, integers of 1, 0, and -1"):
+        load(collection_npz(tmp_path / "c.npz", graph_label=labels), batch_size=2)
+
+
+def test_an_unknown_class_of_a_graph_under_a_registered_name(tmp_path):
+    path = collection_npz(tmp_path / "c.npz", graph_label=np.array([2, -1, 36]))
+    assert data.load("ogbg-ppa", path=path, batch_size=3).labels.tolist() == [[2], [-1], [36]]
+    with pytest.raises(ValueError, match="a graph label of 37; 0 to 36, and -1 for unknown, are allowed"):
+        data.load("ogbg-ppa", path=collection_npz(path, graph_label=np.array([2, -1, 37])), batch_size=3)
+
+
     """A file of FORMATS whose bytes are changed."""
 
     def make(path):
