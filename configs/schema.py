@@ -32,8 +32,11 @@ class Section(BaseModel):
 
     def sha(self) -> str:
         """Twelve hexadecimal digits of the resolved values, independent of the file or override they came from."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return _digits(self.model_dump(mode="json"))
+
+
+def _digits(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
@@ -337,6 +340,17 @@ class TrainConfig(Config):
                 wrong[problem] = getattr(model, key) != default
         refuse(problem for problem, is_wrong in wrong.items() if is_wrong)
         return self
+
+    def recipe_sha(self) -> str:
+        """Twelve hexadecimal digits that runs have in common whose scores may be averaged: of all values but seeds,
+        paths, the machine, and what a row of results has in columns of its own (data, backend, precision).
+
+        Defaults are left out, so that a new key changes nothing.
+        """
+        other = {"runtime": True, "data": {"root", "path", "source"}, "model": {"checkpoint"}}
+        other |= {"attention": {"backend", "dtype"}, "training": {"precision", "seeds", "checkpoint_seconds"}}
+        changed = self.model_dump(mode="json", exclude=other, exclude_defaults=True)
+        return _digits({section: values for section, values in changed.items() if values})
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -15,8 +15,9 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ import fused3s
 from bench import cli
 from bench.cli import console, errors
 from bench.places import check_folder
-from bench.records import append_rows, check_results_file
+from bench.records import Row, append_rows, check_results_file, read_rows
 from bench.runner import NOT_LOADED
 from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
@@ -48,6 +49,7 @@ USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointErro
 # Keys that do not name a run: the data set does, or it may change when a run is continued (`training.checkpoint`).
 NO_OTHER_RUN = ("data.name", "data.path", "data.source", "data.root")
 NO_OTHER_RUN += ("runtime.seed", "training.seeds", "training.checkpoint_seconds")
+OF_RUN = attrgetter("device", "config_sha", "data_sha256", "checkpoint", "variant", "region", "metric", "value")
 INTERRUPTED = 130  # the shell's status for SIGINT
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -125,13 +127,19 @@ def train(
         found[seed] = trainer.result
         if trainer.writes:
             curves.append(learning_curve(trainer))
-            append_rows(results, run_rows(trainer, config_path, rank_columns(trainer)))
+            append_new(results, run_rows(trainer, config_path, rank_columns(trainer)))
         console.print(Text(f"weights      {trainer.weights_path}"))
     if trainer.writes:
-        append_rows(results, curve_rows(trainer, curves, config_path, rank_columns(trainer)))
+        append_new(results, curve_rows(trainer, curves, config_path, rank_columns(trainer)))
         console.print(report_table(found, trainer.unit))
         cli.print_end("rows", results)
     return True
+
+
+def append_new(results: Path, rows: Sequence[Row]) -> None:
+    """Append the rows that the file lacks: a run that was over before has its rows there."""
+    known = {*map(OF_RUN, read_rows(results))}
+    append_rows(results, [row for row in rows if OF_RUN(row) not in known])
 
 
 def rank_columns(trainer: Trainer) -> dict[str, object]:
@@ -165,8 +173,8 @@ def follow(trainer: Trainer) -> None:
     name = METRICS[trainer.task.metric]
     start = shown = time.monotonic()
     waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
-    with cli.progress(epochs, before, "epoch ") as advance:
-        for record in trainer.run():
+    with cli.progress(epochs, before, "epoch ") as advance, closing(trainer.run()) as records:
+        for record in records:
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"
