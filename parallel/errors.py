@@ -2,18 +2,8 @@
 
 
 class PartitionError(ValueError):
-    """A partition is missing, unfinished, damaged, or of another graph or number of ranks. The text says what to do."""
+    """A graph cannot be divided, or its partition is damaged. The text says what to do."""
 
 
 class RankError(RuntimeError):
     """Ranks disagree, or one of them ended. The text names the rank and the reason."""
-
-
-class CollectionError(ValueError):
-    """A collection of graphs where one graph is needed."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name}: is a collection of graphs; a partition is of one graph (of a collection each rank takes a share "
-            "of the batches, without a partition)"
-        )

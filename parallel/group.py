@@ -106,8 +106,8 @@ class Group:
 
     @property
     def link(self) -> str:
-        """What connects the ranks, a key of `cost_model.LINKS`."""
-        return "nccl between machines" if self.backend == "nccl" and self.machines > 1 else self.backend
+        """What connects the ranks, as rows of results name it."""
+        return {"gloo": "gloo", "nccl": "NVLink" if self.machines == 1 else "InfiniBand"}[self.backend]
 
     @property
     def through_host(self) -> bool:
