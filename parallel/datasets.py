@@ -48,7 +48,7 @@ def matrix_of(loaded: LoadedGraph) -> sp.csr_array:
 
 
 def divided(loaded: LoadedGraph, root: str, num_parts: int, method: str, say: Say) -> list[Part]:
-    """The parts of a graph. What METIS assigns is kept in a file below `root`: it takes minutes for a large graph.
+    """The parts of a graph. The part of each row is kept in a file below `root`, so that METIS runs once.
 
     Raises:
         PartitionError: the file is damaged, or METIS is missing.

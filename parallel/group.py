@@ -9,8 +9,8 @@ failed rank and its reason. Of a rank that was killed, the ranks of its machine 
 it to the store for those of other machines. Over NCCL, which does not notice a rank that ended, a thread ends the
 process of a rank that is still in the group after GRACE seconds, unless torchrun does.
 
-The store and the messages between ranks are torch's: without encryption and authentication, and what `share` and
-`all_values` receive is unpickled. The port of MASTER_ADDR must not be reachable from a network that is not trusted.
+The store and the messages between ranks are torch's: without encryption and authentication, and what
+`share`, `all_values` and `scatter` receive is unpickled. The port of MASTER_ADDR must not be reachable from a network that is not trusted.
 """
 
 import json
