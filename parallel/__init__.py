@@ -16,10 +16,9 @@ are its halo.
 
 from parallel.attention import PartAttention, plan_part_attention
 from parallel.collectives import gather_rows, scatter, sum_in_rank_order
-from parallel.errors import PartitionError, RankError
-from parallel.group import Group, all_values, check_agreement, on_first_rank, ranks, shared_from_first_rank
+from parallel.group import Group, RankError, all_values, check_agreement, on_first_rank, ranks
 from parallel.launch import error_text, is_first_process, is_launched
-from parallel.partition import METHODS, Part, Partition, partition_graph
+from parallel.partition import METHODS, Part, Partition, PartitionError, partition_graph
 
 __all__ = [
     "METHODS",
@@ -40,6 +39,5 @@ __all__ = [
     "plan_part_attention",
     "ranks",
     "scatter",
-    "shared_from_first_rank",
     "sum_in_rank_order",
 ]

@@ -1,4 +1,4 @@
-"""Collectives with uneven numbers of rows. Sums are in rank order: the same bits on every run."""
+"""Collectives with uneven numbers of rows, and sums in rank order: the same bits on every run."""
 
 import pickle
 from collections.abc import Iterable, Sequence
@@ -55,25 +55,39 @@ def gather_equal(rows: Tensor, group: Group) -> Exchanged:
     return Exchanged(received, work, rows.device, sent)
 
 
+def send_rows(rows: Tensor, source: int, target: int, count: int, group: Group) -> Tensor:
+    """[count, ...] on rank `target`: the first rows of rank `source`; none on the others."""
+    sent = [count * ((group.rank, other) == (source, target)) for other in range(group.size)]
+    received = [count * ((other, group.rank) == (source, target)) for other in range(group.size)]
+    return exchange_rows(rows[: sum(sent)].contiguous(), sent, received, group).wait()
+
+
 def scatter(group: Group, values: Iterable[Any] | None) -> Any:
     """This rank's one of the picklable P `values` of rank 0, which makes and sends one after the other."""
     each, own = iter(values or ()), None
     for rank in range(group.size):
-        value = next(each) if group.is_first else None
-        if rank == 0:
-            own = value
-            continue
-        content = pickle.dumps(value) if group.is_first else b""
+        content = bytearray(pickle.dumps(next(each))) if group.is_first else bytearray(1)
         size = share(group, len(content))
-        sent = [size if group.is_first and other == rank else 0 for other in range(group.size)]
-        received = [size if group.rank == rank else 0, *[0] * (group.size - 1)]
-        content = (
-            torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-        )
-        content = exchange_rows(content.to(group.device), sent, received, group).wait()
-        if group.rank == rank:
-            own = pickle.loads(content.cpu().numpy())
+        arrived = send_rows(torch.frombuffer(content, dtype=torch.uint8).to(group.device), 0, rank, size, group)
+        if rank == group.rank:
+            own = pickle.loads(arrived.cpu().numpy())
     return own
+
+
+def gather_rows(part: Part, rows: Tensor, group: Group) -> Tensor | None:
+    """Rows [N, ...] of all ranks on rank 0, in host memory and in the order of the original graph; None on the others.
+    The device of rank 0 holds those of one other rank at a time.
+
+    Args:
+        rows: [n, ...] of this part.
+    """
+    found = torch.empty(sum(part.partition.rows), *rows.shape[1:], dtype=rows.dtype) if group.is_first else None
+    ids = torch.from_numpy(part.rows).to(rows.device)
+    for rank, count in enumerate(part.partition.rows):
+        values, places = (send_rows(each, rank, 0, count, group).cpu() for each in (rows, ids))
+        if found is not None:
+            found[places] = values
+    return found
 
 
 def sum_in_rank_order(tensors: Sequence[Tensor], group: Group) -> None:
@@ -95,27 +109,6 @@ def sum_in_rank_order(tensors: Sequence[Tensor], group: Group) -> None:
     summed = gather_equal(total, group).wait()
     for tensor, part in zip(tensors, summed[: flat.numel()].split([each.numel() for each in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
-
-
-def gather_rows(part: Part, rows: Tensor, group: Group) -> Tensor | None:
-    """Rows [N, ...] of all ranks on rank 0, in host memory and in the order of the original graph; None on the others.
-    The device of rank 0 holds those of one other rank at a time.
-
-    Args:
-        rows: [n, ...] of this part.
-    """
-    found = torch.empty(part.partition.num_nodes, *rows.shape[1:], dtype=rows.dtype) if group.is_first else None
-    ids = torch.from_numpy(part.rows).to(rows.device)
-    for rank, count in enumerate(part.partition.rows):
-        sent = count if rank == group.rank else 0
-        to_each = [sent, *[0] * (group.size - 1)]
-        from_each = [count if group.is_first and other == rank else 0 for other in range(group.size)]
-        values, places = (
-            exchange_rows(each[:sent].contiguous(), to_each, from_each, group).wait().cpu() for each in (rows, ids)
-        )
-        if found is not None:
-            found[places] = values
-    return found
 
 
 def gather_uneven(rows: Tensor, group: Group) -> Tensor:

@@ -11,14 +11,14 @@ import scipy.sparse as sp
 import torch
 
 import data
-from configs import Config
+from configs import Config, TrainConfig
 from data import LoadedGraph
 from data.atomic import replacing
 from parallel.collectives import scatter
-from parallel.errors import PartitionError
 from parallel.group import Group, check_agreement, on_first_rank
 from parallel.inputs import refuse_settings
-from parallel.partition import METHODS, Part, assign_rows, partition_graph
+from parallel.partition import METHODS, Part, PartitionError, assign_rows, partition_graph
+from training.setup import checked_labels
 
 Say = Callable[[str], None]
 
@@ -86,6 +86,8 @@ def open_part(config: Config, group: Group, say: Say) -> tuple[Part, LoadedGraph
 
     def divide() -> tuple[LoadedGraph, list[Part]]:
         loaded, root = load_graph(config), config.data.root
+        if isinstance(config, TrainConfig):
+            checked_labels(loaded)
         made = [method for method in METHODS if partition_file(loaded, root, group.size, method).is_file()]
         method = made[0] if made else "metis" if importlib.util.find_spec("pymetis") else "contiguous"
         return loaded, divided(loaded, root, group.size, method, say)

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from configs import Config, TrainConfig
-from models.graph_inputs import Attention, GraphInputs, aligned_columns
+from data.csr_batches import BatchArrays
+from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 from parallel.attention import PartAttention, plan_part_attention
 from parallel.group import Group
@@ -59,18 +60,8 @@ def prepare_part(model: GraphModel, features: Tensor, attention: Attention) -> G
     Raises:
         ValueError: the features do not match the model.
     """
-    aligned = None
-    if features.is_floating_point():
-        aligned = aligned_columns(features.to(model.dtype)).to(model.device)
-        rows = aligned[:, : features.shape[1]]
-    else:
-        rows = features.long().to(model.device)
-    model.embedding.check(rows)
-    return GraphInputs(
-        features=rows,
-        aligned_features=aligned,
-        attention=attention,
-        encoding=None,
-        nodes=torch.arange(len(rows), device=model.device),
-        graph_starts=torch.zeros(1, dtype=torch.int64, device=model.device),
-    )
+    features = features.to(model.device)
+    model.embedding.check(features)
+    starts = torch.zeros(1, dtype=torch.int64, device=model.device)
+    arrays = {"indptr": None, "col": None, "edge_features": None}  # `refuse_settings`: the model reads no edges
+    return model.prepare_batch(BatchArrays(features=features, graph_starts=starts, **arrays), attention)

@@ -9,7 +9,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from data.memory import require_memory
-from parallel.errors import PartitionError
 
 METHODS = ("metis", "contiguous")
 WINDOW_ROWS = 16  # contiguous parts begin at a row window
@@ -19,6 +18,10 @@ EDGES_PER_ROW = 8
 BYTES_PER_EDGE = 40  # of the matrix in both orders
 METIS_BYTES_PER_EDGE = 120  # of the symmetric graph, METIS's own copies included
 METIS_SEED = 0
+
+
+class PartitionError(ValueError):
+    """A graph cannot be divided, or its kept partition is damaged. The text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,6 @@ class Partition:
     interior: tuple[int, ...]
     edges: tuple[int, ...]
     halo: tuple[tuple[int, ...], ...]
-
-    @property
-    def num_nodes(self) -> int:
-        return sum(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,10 +111,9 @@ def partition_graph(graph: Any, num_parts: int, method: str = "metis", owner: np
     ranges = [slice(first, last) for first, last in pairwise(offsets)]
     halos = []
     for own in ranges:
-        is_used = np.zeros(num_nodes, bool)
-        is_used[matrix[own].indices] = True
-        is_used[own] = False
-        halos.append(np.flatnonzero(is_used))
+        used = np.bincount(matrix[own].indices, minlength=num_nodes)
+        used[own] = 0
+        halos.append(np.flatnonzero(used))
     cuts = [np.searchsorted(halo, offsets) for halo in halos]  # a halo ascends, so it is grouped by owner
     partition = Partition(
         method,
@@ -209,13 +207,12 @@ def describe(partition: Partition) -> dict[str, str]:
     def between(counts: Sequence[int]) -> str:
         return f"{min(counts):,} to {max(counts):,}"
 
-    halo = [sum(counts) for counts in partition.halo]
-    share = max(halo) / max(partition.num_nodes, 1)
-    boundary = [rows - interior for rows, interior in zip(partition.rows, partition.interior, strict=True)]
-    is_metis = partition.method == "metis"
+    halo, rows = [sum(counts) for counts in partition.halo], partition.rows
+    boundary = [every - interior for every, interior in zip(rows, partition.interior, strict=True)]
+    is_metis, share = partition.method == "metis", max(halo) / max(sum(rows), 1)
     return {
         "partition": "METIS" if is_metis else "contiguous rows (METIS cuts fewer edges, and needs pymetis)",
-        "of each rank": f"{between(partition.rows)} rows, {between(partition.edges)} edges",
+        "of each rank": f"{between(rows)} rows, {between(partition.edges)} edges",
         "boundary rows": f"{between(boundary)} of each rank use columns of other ranks",
         "halo columns": f"{between(halo)} of each rank, at most {share:.1%} of all rows",
     }

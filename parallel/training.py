@@ -6,7 +6,7 @@ rounding. Dropout masks differ by rank, from the seed, the epoch and the rank.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph
-from models import Attention, GraphModel
+from models import Attention, GraphInputs, GraphModel
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.group import Group, all_values, check_agreement
@@ -25,9 +25,9 @@ from parallel.partition import Part, describe
 from training.log import EpochRecord
 from training.loop import Trainer
 from training.losses import balanced_cross_entropy
-from training.metrics import UNKNOWN, labels_of
+from training.metrics import labels_of
 from training.step import Step
-from training.tasks import PARTS, Batch, Forward, Plan, Task
+from training.tasks import Batch, Forward, NodesTask, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RankTrainer(Trainer):
         return {"ranks": self.group.size, "link": self.group.link, "order": self.part.partition.method}
 
     def _make_task(self, loaded: LoadedGraph, model: GraphModel) -> Task:
-        return PartTask(self.part, loaded, model, self._plan, self.group)
+        return PartTask(self.part, self.group, loaded, model, self._plan)
 
     def _make_step(self, *arguments: Any) -> Step:
         return RankStep(self.group, *arguments)
@@ -123,40 +123,23 @@ class RankStep(Step):
         sum_in_rank_order([weight.grad for weight in weights], self.group)
 
 
-class PartTask:
-    """`training.tasks.NodesTask` for one part of a graph. `loaded` holds labels and splits of the part's rows."""
+class PartTask(NodesTask):
+    """`NodesTask` for one part of a graph; the loaded graph has labels and splits of its rows."""
 
-    steps = 1
-    targets = None
+    def __init__(self, part: Part, group: Group, loaded: LoadedGraph, model: GraphModel, plan: Plan) -> None:
+        self.part, self.group = part, group
+        super().__init__(loaded, *labels_of(loaded), model, plan)
+        of_ranks = all_values(group, (self.sizes, known_labels(self.whole.labels)))
+        self.sizes = {name: sum(sizes[name] for sizes, _ in of_ranks) for name in self.sizes}
+        known = [known for _, known in of_ranks]
+        self.whole = Share(self.whole.inputs, self.whole.labels, known[group.rank] / max(sum(known), 1))
 
-    def __init__(self, part: Part, loaded: LoadedGraph, model: GraphModel, plan: Plan, group: Group) -> None:
-        labels, self.metric = labels_of(loaded)
-        if loaded.splits is None:
-            raise ValueError(
-                f"{loaded.meta.name}: has no training, validation and test split ({loaded.meta.source}: "
-                f"{loaded.meta.origin}); an .npz file of your own needs train_ids, valid_ids and test_ids"
-            )
-        self.group = group
-        of_ranks = all_values(group, {name: len(loaded.splits[name]) for name in PARTS})
-        self.sizes = {name: sum(sizes[name] for sizes in of_ranks) for name in PARTS}
-        for name, size in self.sizes.items():
-            if not size:
-                raise ValueError(f"{loaded.meta.name}: the {name} split is empty; each split needs at least one row")
-        self.ids = {name: loaded.splits[name].to(group.device) for name in PARTS}
-        self.labels = labels.to(group.device)
-        targets = torch.full_like(self.labels, UNKNOWN)
-        targets[self.ids["train"]] = self.labels[self.ids["train"]]
-        known = all_values(group, known_labels(targets))
-        inputs = prepare_part(model, loaded.node_data["feat"], plan(part))
-        self.static = Share(inputs, targets, known[group.rank] / max(sum(known), 1))
-
-    def batches(self, seed: list[int]) -> Iterator[Share]:
-        yield self.static
+    def _prepared(self, loaded: LoadedGraph) -> GraphInputs:
+        return prepare_part(self.model, loaded.node_data["feat"], self.plan(self.part))
 
     def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
         """Logits and labels of the split's rows of all ranks, on all ranks."""
-        own = forward(self.static)[self.ids[part]], self.labels[self.ids[part]]
-        logits, labels = (gather_uneven(each, self.group) for each in own)
+        logits, labels = (gather_uneven(each, self.group) for each in super().predict(forward, part))
         return logits, labels
 
 

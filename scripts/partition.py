@@ -46,7 +46,7 @@ def main(
     table = Table("part", "rows", "edges", "rows with halo columns", "halo columns", "of all rows")
     for part, (rows, interior, edges) in enumerate(zip(found.rows, found.interior, found.edges, strict=True)):
         halo = sum(found.halo[part])
-        share = f"{halo / max(found.num_nodes, 1):.1%}"
+        share = f"{halo / max(sum(found.rows), 1):.1%}"
         table.add_row(str(part), f"{rows:,}", f"{edges:,}", f"{rows - interior:,}", f"{halo:,}", share)
     console.print(table)
     console.print(Text(f"partition    {partition_file(loaded, root, parts, method)}"))
