@@ -19,6 +19,7 @@ __version__ = "0.2.0"  # pyproject.toml reads it here
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
 from .captured_loop import CapturedLoop
 from .captured_step import capture_step, copy_padded_
+from .edge_attention import edge_attention
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .graph.key_lists import KeyLists
 from .plan_room import PlanRoom, plan_many
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "capture_step",
     "copy_padded_",
+    "edge_attention",
     "list_backends",
     "plan_attention",
     "plan_many",
