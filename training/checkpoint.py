@@ -91,7 +91,6 @@ def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best, int]:
     try:
         state = read_torch_file(path)
         version, of = int(state["version"]), dict(state["run"])
-        of.pop("runtime.partition", None)  # a key of older versions
         other = _differing(run, of)
     except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise TrainingError(f"{path}: cannot be read as the state of a run ({error}); use another --output") from error
