@@ -3,10 +3,10 @@
 `plan_edge_index` caches plans per edge_index tensor. One tensor per graph thus makes every layer, device and type find
 the plan that an earlier call built.
 
-The tensor is an attribute of DGL's graph index, or of the matrix. DGL never changes an index: add_edges, remove_nodes
-and the like put a new one into the graph. So a changed graph has no tensor yet, copies that share the index
-(`local_var`) share the tensor, and edges and plans go with the graph. `graph.to()`, `graph[etype]` and `dgl.batch` make
-a new index.
+The tensor, 8 or 16 bytes an edge, is an attribute of DGL's graph index, or of the matrix. DGL never changes an index:
+add_edges, remove_nodes and the like put a new one into the graph. So a changed graph has no tensor yet, copies that
+share the index (`local_var`) share the tensor, and edges and plans go with the graph. `graph.to()`, `graph[etype]` and
+`dgl.batch` make a new index.
 """
 
 from functools import cached_property

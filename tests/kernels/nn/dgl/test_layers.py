@@ -118,6 +118,37 @@ def test_graphs_of_one_format(kind, form):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_in_hetero_graph_conv(kind):
+    ends = torch.tensor([0, 4, 2, 2, 1, 3]), torch.tensor([0, 1, 2, 2, 0, 1])
+    graph = dgl.heterograph(
+        {("a", "first", "b"): ends, ("a", "second", "b"): ([0], [0]), ("b", "third", "b"): ends[::-1]}
+    )
+    x, found = {"a": random(5, IN), "b": random(5, IN, seed=2)}, []
+    pairs = {etype: two(kind) for etype in graph.etypes}
+    for i in range(2):
+        layer = dgl.nn.HeteroGraphConv({etype: pair[i] for etype, pair in pairs.items()})
+        found.append(layer(graph, x)["b"])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["hub", "block"])
+@pytest.mark.parametrize("kind", [*KINDS, "TransformerConv"])
+def test_a_graph_on_the_cpu_serves_features_on_a_gpu(kind, name):
+    graph = GRAPHS[name]()
+    layer = getattr(fused3s.nn.dgl, kind)(*(() if kind == "AGNNConv" else (IN, OUT, HEADS)))
+    expected = trained(layer.double(), graph, feat_of(graph))
+    layer.float().cuda()
+    x = feat_of(graph).float().cuda().requires_grad_()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        layer(graph, x)
+    out = layer(graph, x)
+    (of_x,) = torch.autograd.grad((out * random(*out.shape, seed=3).float().cuda()).sum(), x)
+    for mine, right in zip((out, of_x), expected, strict=False):
+        assert (mine.cpu() - right).norm() <= 2e-6 * right.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_float32(kind):
     graph = GRAPHS["hub"]()
     theirs, ours = two(kind, dtype=torch.float32)
@@ -193,14 +224,17 @@ def test_sums_of_edge_weights_in_bfloat16():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nodes_without_in_edges(kind):
-    graph = dgl.graph((torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2])), num_nodes=20)
+@pytest.mark.parametrize("count", [0, 3])
+def test_nodes_without_in_edges(kind, count):
+    graph = dgl.graph((torch.tensor([0, 1, 1])[:count], torch.tensor([1, 2, 2])[:count]), num_nodes=20)
     for layer in two(kind):
         with pytest.raises(dgl.DGLError, match=r"in-(edge|degree).*add_self_loop.*allow_zero_in_degree"):
             layer(graph, feat_of(graph))
     for layer in two(kind):
         layer.set_allow_zero_in_degree(True)
         layer(graph, feat_of(graph))
+    star = dgl.graph((torch.zeros(20, dtype=torch.int64), torch.arange(20)))
+    assert_same(*(trained(layer, star, feat_of(star)) for layer in two(kind)))  # without out-edges
     theirs, ours = two(kind, allow_zero_in_degree=True)
     assert_same(trained(ours, graph, feat_of(graph)), trained(theirs, graph, feat_of(graph)))
 
