@@ -1,5 +1,6 @@
 """GATConv, GATv2Conv and AGNNConv of `fused3s.nn.dgl` against those of DGL, and TransformerConv against PyG's."""
 
+import re
 from copy import deepcopy
 
 import pytest
@@ -15,6 +16,11 @@ dgl = import_dgl()
 pytestmark = pytest.mark.usefixtures("formula", "one_thread")
 KINDS = "GATConv", "GATv2Conv", "AGNNConv"
 IN, OUT, HEADS = 12, 4, 3
+
+
+def named(argument):
+    """Id of an argument, the same in every process: the text of a function has its address."""
+    return re.sub(" at 0x[0-9a-f]+", "", str(argument))
 
 
 def random(*shape, seed=1):
@@ -167,9 +173,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
 @pytest.mark.parametrize("kind", KINDS[:2])
-@pytest.mark.parametrize("sizes", [(IN, OUT, HEADS), (IN, IN // HEADS, HEADS), ((IN, IN), OUT, HEADS)], ids=str)
+@pytest.mark.parametrize("sizes", [(IN, OUT, HEADS), (IN, IN // HEADS, HEADS), ((IN, IN), OUT, HEADS)], ids=named)
 @pytest.mark.parametrize("name", ["hub", "block", "relation"])
 def test_arguments(kind, sizes, options, name):
     graph = GRAPHS[name]()
@@ -178,7 +184,7 @@ def test_arguments(kind, sizes, options, name):
     assert_same(trained(ours.eval(), graph, feat), trained(theirs.eval(), graph, feat))
 
 
-@pytest.mark.parametrize("sizes", [(IN, OUT, HEADS), ((IN, IN), OUT, HEADS)], ids=str)
+@pytest.mark.parametrize("sizes", [(IN, OUT, HEADS), ((IN, IN), OUT, HEADS)], ids=named)
 def test_shared_weights_of_gatv2(sizes):
     graph = GRAPHS["hub"]()
     theirs, ours = two("GATv2Conv", *sizes, share_weights=True)
@@ -204,7 +210,7 @@ def test_attention_weights_are_in_the_order_of_edge_ids(kind, name):
     assert_same(trained(ours, *given, get_attention=True), trained(theirs, *given, get_attention=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"residual": True}, {"bias": False, "activation": torch.relu}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"bias": False, "activation": torch.relu}], ids=named)
 @pytest.mark.parametrize("get_attention", [True, False])
 @pytest.mark.parametrize("name", ["repeated", "block", "relation"])
 def test_edge_weights_of_gat(name, get_attention, options):
@@ -301,7 +307,7 @@ def test_wrong_arguments(kind):
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize(
-    "options", [{}, {"edge_dim": 5, "beta": True}, {"concat": False, "root_weight": False}], ids=str
+    "options", [{}, {"edge_dim": 5, "beta": True}, {"concat": False, "root_weight": False}], ids=named
 )
 def test_transformer_conv_is_the_layer_of_pyg(name, options):
     graph, edge_dim = GRAPHS[name](), options.get("edge_dim")
