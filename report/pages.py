@@ -29,7 +29,8 @@ SCORES = """
 ## Trained models
 
 The metric on the test split over seeds, mean ± standard error; its difference from `reference` in float32, of
-independent runs and of runs with the same seed. {provenance}.
+independent runs and of runs with the same seed. Recipe: the first digits of a hash of the configuration without seed.
+{provenance}.
 
 {changes}
 
