@@ -3,7 +3,7 @@
 Beside the columns of `bench.records.Row` the frame has
 
     kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
-    label    name of the graph, with its kind unless that is real: "reddit (synthetic)"
+    label    name of the graph, with its kind unless that is real, or "rebuilt": "reddit (synthetic)"
     group    single, batched, masks, huge or sphere: the figure that shows the graph; "more" for any other; "twin": a
              synthetic graph whose original was measured on the same device
     epoch    of a region "epoch 12", else NaN
@@ -86,6 +86,7 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
     kinds[kinds == "file"] = np.where(table["data_sha256"].isin(list(known["files"])), "real", "file")[kinds == "file"]
     kinds[table["data_sha256"].isin(list(known["surrogates"]))] = "surrogate"
     kinds[kinds == "official"] = "real"
+    words = kinds.mask(table["data_sha256"].isin(list(known["rebuilt"])), "rebuilt")
     named = [*known["groups"].items()]
     members = [table["dataset"].isin([*(some.values() if isinstance(some, dict) else some)]) for _, some in named]
     mode = table["dense"] + np.where(table["launch"] == "cuda_graph", "+graph", "")
@@ -95,7 +96,7 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
     twins = (kinds == "synthetic") & graphs.isin(graphs[kinds == "real"])
     return table.assign(
         kind=kinds,
-        label=table["dataset"].where(kinds == "real", table["dataset"] + " (" + kinds + ")"),
+        label=table["dataset"].where(words == "real", table["dataset"] + " (" + words + ")"),
         group=np.where(twins, "twin", np.select(members, [group for group, _ in named], "more")),
         epoch=pd.to_numeric(table["region"].str.extract(r"^epoch (\d+)$", expand=False)),
         batch=np.where(table["graphs"] > 1, "batched", "single"),

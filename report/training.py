@@ -7,7 +7,7 @@ import pandas as pd
 
 from report.engine import Data, markdown
 
-RUN = ["dataset", "device", "dim", "heads", "blocks", "recipe", "backend", "dtype"]
+RUN = ["label", "device", "dim", "heads", "blocks", "recipe", "backend", "dtype"]
 
 
 def standard_error(values: pd.Series) -> float:
@@ -27,7 +27,7 @@ def split_scores(data: Data) -> str:
     metric = {key: found["metric"].iloc[0] for key, found in tested(data, "train").groupby(RUN)}
     lines = []
     for key, scores in sorted(runs.items()):
-        dataset, device, dim, heads, blocks, recipe, backend, dtype = key
+        label, device, dim, heads, blocks, recipe, backend, dtype = key
         exact, over = runs.get((*key[:6], "reference", "float32")), ["-", "-"]
         if exact is not None and exact is not scores:
             error = hypot(standard_error(scores), standard_error(exact))
@@ -40,7 +40,7 @@ def split_scores(data: Data) -> str:
         name = f"{blocks} x {heads} heads of {dim // heads}"
         lines.append(
             [
-                dataset,
+                label,
                 device.removeprefix("NVIDIA ").split()[0],
                 name,
                 f"`{recipe[:4]}`",
@@ -61,12 +61,12 @@ def inference_changes(data: Data) -> str:
     pairs = used.merge(trained, on=["dataset", "checkpoint", "metric"], suffixes=("", "_trained"))
     pairs = pairs[(pairs["backend"] != pairs["backend_trained"]) | (pairs["dtype"] != pairs["dtype_trained"])]
     pairs = pairs.assign(change=pairs["value"] - pairs["value_trained"])
-    ways = ["dataset", "backend_trained", "dtype_trained", "backend", "dtype"]
+    ways = ["label", "backend_trained", "dtype_trained", "backend", "dtype"]
     means = {key: found["change"] for key, found in pairs.groupby(ways)}
     if not means:
         return "Inference with the same weights was not recorded."
-    (dataset, *way), changes = max(means.items(), key=lambda item: abs(fmean(item[1])))
-    names = f"{dataset}, trained with {way[0]} in {way[1]}, {way[2]} in {way[3]}"
+    (label, *way), changes = max(means.items(), key=lambda item: abs(fmean(item[1])))
+    names = f"{label}, trained with {way[0]} in {way[1]}, {way[2]} in {way[3]}"
     change = f"{fmean(changes):+z.5f} ± {standard_error(changes):.5f} over {len(changes)} seeds"
     ways = f"Inference of the same weights with another attention or precision, {len(means)} ways"
     return f"{ways}: the mean score changes by at most {change} ({names})."
