@@ -24,15 +24,13 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from bench.records import NONE, Provenance, Row, read_rows
+from bench.records import NONE, OUTCOME, Provenance, Row, read_rows
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent
 # A later row with the same values in these columns supersedes an earlier one.
-OUTCOME = {"order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power", "status", "reason"}
-OUTCOME |= {"relative_error", "note", "config", "config_sha", "data_source", "nodes", "graphs", "work"}
-OUTCOME |= {*Provenance.model_fields}
-IDENTITY = ["device", "recipe", *(name for name in Row.model_fields if name not in OUTCOME)]
+OTHERS = {*Provenance.model_fields, *OUTCOME, "config", "config_sha", "data_source", "nodes", "graphs", "work"}
+IDENTITY = ["device", "recipe", *(name for name in Row.model_fields if name not in OTHERS)]
 REORDERED = {NONE: "", "auto": "+reorder"}
 
 

@@ -333,41 +333,23 @@ ON_ARXIV = {"dataset": "ogbn-arxiv"}
 @table("Shapes of heads (heads x columns)")
 def heads(data: Data) -> Grid:
     """Slow-down of `fused3s` against one head of the same total width, or against one call for each head; geometric
-    mean over n graphs (surrogate included) and the worst. Then milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to
-    back."""
-    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16))
-    lines = {f"{name} over 1x128": line for name, line in lines.items()}
+    mean over n graphs (surrogate included) and the worst. 16-byte loads do not fit heads of 10 and 13 columns; odd ones
+    are padded where KV tiles hold many edges. Then milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to back."""
+    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16), (8, 10), (4, 13))
+    lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
     calls = shapes(SHAPE | MEASURED, (16, 64), (4, 128))
     lines |= {f"{name} over {line['heads']} calls of 1x{line['dim']}": line for name, line in calls.items()}
 
     def slow_down(data: Data, line: Where) -> str:
-        parts = line["heads"] if line["heads"] * line["dim"] > 128 else 1
-        one = {"heads": 1, "dim": line["dim"] if parts > 1 else 128}
+        total = line["heads"] * line["dim"]
+        parts = line["heads"] if total > 128 else 1
+        one = {"heads": 1, "dim": line["dim"] if parts > 1 else total}
         return over(HALF | one, HALF, partial(largest, parts=parts), HASH)(data, line)
 
     columns = {
         "slow-down": slow_down,
         "`fused3s`, ms": show(ON_ARXIV | HALF),
         "PyG, fp32, ms": show(ON_ARXIV | {"backend": "pyg"}),
-    }
-    return Grid("shape", lines, columns)
-
-
-@table("Heads that 16-byte loads do not fit")
-def packed_heads(data: Data) -> Grid:
-    """Slow-down of `fused3s` against one head of the same total width, fp16; geometric mean over n graphs (surrogate
-    included) and the worst, on which KV tiles hold many edges: there heads of odd width are padded. Then milliseconds
-    on ogbn-arxiv, back to back."""
-    lines = shapes(SHAPE | MEASURED | HALF, (8, 10), (4, 13))
-    lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
-
-    def slow_down(data: Data, line: Where) -> str:
-        one = {"heads": 1, "dim": line["heads"] * line["dim"]}
-        return over(one, {}, largest, HASH, newest=True)(data, line)
-
-    columns = {
-        "slow-down": slow_down,
-        "`fused3s`, ms": show(ON_ARXIV, newest=True),
     }
     return Grid("shape", lines, columns)
 
