@@ -144,8 +144,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _form(path: Path) -> tuple[str, list[str], bool]:
-    """Separator of the columns, the cells of the first line, and whether it is a header, which has no number in its
-    first two."""
+    """Separator of the columns, cells of the first line, and whether it is a header: no number in the first two."""
     _, first = next(_lines(path), (0, ""))
     separator = next((one for one in ";,\t" if one in first), r"\s+")
     if separator == "\t" and path.name.lower().endswith((".txt", ".txt.gz")):

@@ -169,6 +169,7 @@ def fig7_sm_activity(data: Data) -> Figure | None:
 @figure(
     "fig8_end_to_end",
     "fig8_end_to_end_{dtype}",
+    in_git=[{"dtype": "float32"}, {"dtype": "float16"}],
     note="10 blocks, {dtype} outside attention, eager. Labels: milliseconds; ~: bound by the CPU, in no mean. cuSPARSE "
     "(csr_unfused) stands for DGL. The paper gives means alone. Mean: geometric, of the graphs with a d on which all "
     "ran, each its own mean over d. Peptides-struct has the edges of Peptides-func",

@@ -333,8 +333,8 @@ ON_ARXIV = {"dataset": "ogbn-arxiv"}
 @table("Shapes of heads (heads x columns)")
 def heads(data: Data) -> Grid:
     """Slow-down of `fused3s` against one head of the same total width, or against one call for each head; geometric
-    mean over n graphs (surrogate included) and the worst. 16-byte loads do not fit heads of 10 and 13 columns; odd ones
-    are padded where KV tiles hold many edges. Then milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to back."""
+    mean over n graphs (surrogate included) and the worst. 16-byte loads do not fit heads of 10 and 13 columns. Then
+    milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to back."""
     lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16), (8, 10), (4, 13))
     lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
     calls = shapes(SHAPE | MEASURED, (16, 64), (4, 128))
@@ -470,8 +470,8 @@ def model_ratios(data: Data) -> Grid:
 def training_steps(data: Data) -> Grid:
     """Forward, backward and AdamW of the 10-block model on a whole graph (d = 128, bf16 layers over float32 weights):
     milliseconds of `fused3s` with fused layers in a CUDA graph, then the time of the same model run in other ways over
-    it; geometric mean over n graphs and the graph on which ours gains least. Steps with wrong gradients (PyG in bf16 on
-    musae-github) are in no ratio."""
+    it; geometric mean over n graphs and the graph on which ours gains least. Compiled: all but attention. Steps with
+    wrong gradients (PyG in bf16 on musae-github) are in no ratio."""
     best = of.OURS | of.FUSED | of.GRAPH
     ways = {
         "PyG, plain, eager": of.EAGER | {"backend": "pyg", "dense": "plain"},
@@ -628,7 +628,7 @@ STEPS |= layer_columns("bf16 parameters", BF16)
 def layers(data: Data) -> Grid:
     """Milliseconds of a training step with PyG's `TransformerConv` and with ours (3 layers of 8 heads x 16 columns;
     forward, loss, backward, AdamW; host included), launched eagerly, by turns, medians, and PyG's time over ours. Means
-    are geometric: over all workloads of a graph, then over graphs; PyG's output on one is wrong and in none."""
+    are geometric: over a graph's workloads, then over graphs, without the one where PyG's worst row is wrong."""
     return Grid("training step", workloads(["cora", "arxiv", "sampled-1024", "molecules-1024"]), STEPS)
 
 
