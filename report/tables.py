@@ -333,41 +333,23 @@ ON_ARXIV = {"dataset": "ogbn-arxiv"}
 @table("Shapes of heads (heads x columns)")
 def heads(data: Data) -> Grid:
     """Slow-down of `fused3s` relative to one head of the same total width, or to one call per head: geometric mean over
-    n graphs (surrogate included), and the worst graph. Then milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to
-    back."""
-    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16))
-    lines = {f"{name} over 1x128": line for name, line in lines.items()}
+    n graphs (surrogate included), and the worst graph. 16-byte loads do not fit heads of 10 and 13 columns. Then
+    milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to back."""
+    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16), (8, 10), (4, 13))
+    lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
     calls = shapes(SHAPE | MEASURED, (16, 64), (4, 128))
     lines |= {f"{name} over {line['heads']} calls of 1x{line['dim']}": line for name, line in calls.items()}
 
     def slow_down(data: Data, line: Where) -> str:
-        parts = line["heads"] if line["heads"] * line["dim"] > 128 else 1
-        one = {"heads": 1, "dim": line["dim"] if parts > 1 else 128}
+        total = line["heads"] * line["dim"]
+        parts = line["heads"] if total > 128 else 1
+        one = {"heads": 1, "dim": line["dim"] if parts > 1 else total}
         return over(HALF | one, HALF, partial(largest, parts=parts), HASH)(data, line)
 
     columns = {
         "slow-down": slow_down,
         "`fused3s`, ms": show(ON_ARXIV | HALF),
         "PyG, fp32, ms": show(ON_ARXIV | {"backend": "pyg"}),
-    }
-    return Grid("shape", lines, columns)
-
-
-@table("Heads that 16-byte loads do not fit")
-def packed_heads(data: Data) -> Grid:
-    """Slow-down of `fused3s` relative to one head of the same total width, fp16: geometric mean over n graphs
-    (surrogate included), and the worst graph, where KV tiles hold many edges and heads of odd width are padded. Then
-    milliseconds on ogbn-arxiv, back to back."""
-    lines = shapes(SHAPE | MEASURED | HALF, (8, 10), (4, 13))
-    lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
-
-    def slow_down(data: Data, line: Where) -> str:
-        one = {"heads": 1, "dim": line["heads"] * line["dim"]}
-        return over(one, {}, largest, HASH, newest=True)(data, line)
-
-    columns = {
-        "slow-down": slow_down,
-        "`fused3s`, ms": show(ON_ARXIV, newest=True),
     }
     return Grid("shape", lines, columns)
 
@@ -488,8 +470,8 @@ def model_ratios(data: Data) -> Grid:
 def training_steps(data: Data) -> Grid:
     """Forward, backward and AdamW of the 10-block model on a whole graph (d = 128, bf16 layers, float32 weights):
     milliseconds of `fused3s` with fused layers in a CUDA graph. Then the time of the same model run in another way,
-    divided by that: geometric mean over n graphs, and the graph with the least ratio. Steps with wrong gradients (PyG
-    in bf16 on musae-github) are left out."""
+    divided by that: geometric mean over n graphs, and the graph with the least ratio. Compiled: all but attention.
+    Steps with wrong gradients (PyG in bf16 on musae-github) are left out."""
     best = of.OURS | of.FUSED | of.GRAPH
     ways = {
         "PyG, plain, eager": of.EAGER | {"backend": "pyg", "dense": "plain"},
