@@ -24,7 +24,7 @@ and in the note the largest of a gradient, norm over norm.
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,9 +95,12 @@ def normal(device: torch.device, dtype: torch.dtype, **shapes: tuple[int, ...]) 
     return {name: torch.randn(shape, device=device).to(dtype) for name, shape in shapes.items()}
 
 
+_mesh = cache(mesh_transformer.mesh)  # triangulated on the host
+
+
 def mesh(device: torch.device, dtype: torch.dtype, nodes: int) -> Problem:
     heads, dim = 4, 64
-    points, triangles = mesh_transformer.mesh(nodes)
+    points, triangles = _mesh(nodes)
     nodes = len(points)
     ends = mesh_transformer.adjacency(triangles.to(device), nodes).flip(0)
     leaves = normal(device, dtype, **dict.fromkeys("qkv", (nodes, dim, heads)))
@@ -145,7 +148,7 @@ def weather(device: torch.device, dtype: torch.dtype, nlat: int, cutoff: float) 
 
 
 class Layers(nn.Module):
-    """Layers of the example, one after the other, with what `driving` needs to run them."""
+    """Layers of the example, one after the other, on the same vectors r of edges."""
 
     def __init__(self, layers: int, width: int, heads: int, dim: int) -> None:
         super().__init__()
@@ -304,7 +307,7 @@ class Group:
 
 MESH = Group(mesh, 4, 64, ("float32", "bfloat16"), {"nodes": 300_000}, {"nodes": 400})
 WEATHER = Group(weather, 16, 64, ("bfloat16",), {"nlat": 180, "cutoff": 0.03}, {"nlat": 8, "cutoff": 0.8})
-IN_SCENES = {"scenes": 10, "agents": 64 * 18, "points": 1_000}, {"scenes": 2, "agents": 5, "points": 40}
+IN_SCENES = {"scenes": 10, "agents": 64 * 18, "points": 1_300}, {"scenes": 2, "agents": 5, "points": 40}
 DRIVING = Group(driving, 8, 16, ("float32",), *IN_SCENES)
 IN_CONTEXTS = {"contexts": 32, "cells": 1024}, {"contexts": 2, "cells": 128}
 RELATIONAL = Group(relational, 8, 32, ("bfloat16",), *IN_CONTEXTS)

@@ -45,11 +45,12 @@ class Fused3SAttention:
 
     def attention_block(self, query, key, value, edges, edge_index, size, num_chunks=1, **_) -> Tensor:
         """query, key, value: [nodes, heads, columns]; edges: [E, edge_dim]. Nothing is worth chunks."""
-        options = {"dtype": query.dtype, "head_dim": query.shape[2], "num_heads": self.num_heads}
+        options = {"dtype": value.dtype, "head_dim": value.shape[2], "num_heads": self.num_heads}
         plan = plan_of(edge_index, (len(query), len(key)), **options)
-        weight = torch.cat([self.lin_edge.weight, self.lin_edge.bias[:, None]], 1).unflatten(0, query.shape[1:])
+        weight = torch.cat([self.lin_edge.weight, self.lin_edge.bias[:, None]], 1).unflatten(0, value.shape[1:])
         features = torch.cat([edges, torch.ones_like(edges[:, :1])], 1)
-        weight, features = weight.to(query.dtype), features.to(query.dtype)
+        # Under autocast norms of queries and keys are float32.
+        query, key, weight, features = (each.to(value.dtype) for each in (query, key, weight, features))
         return plan(query, key, value, edges=EdgeData(features=features, key_weight=weight, value_weight=weight))
 
 

@@ -545,7 +545,7 @@ def test_distance_potential(run, program):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("error::fused3s.SlowerBackendWarning")
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("[!_]*.py")))
 def test_gpu_default_arguments(run, name):
     options = ("--loader", "random") if name == "pyg_neighbor_loader" else ()
     losses = run(name, *options)
