@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fake_gpu import fake_gpu
 from torch.nn.functional import scaled_dot_product_attention
 from torch_geometric import typing
 from torch_geometric.data import Batch, Data
@@ -21,6 +22,7 @@ import fused3s.nn
 from data.dgl import import_dgl
 from fused3s.terms import edge_data
 from fused3s.torch_side import operators
+from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -458,6 +460,27 @@ def test_relational_masks(run, program, drawn):
     small.fill(*ids)
     with pytest.raises(ValueError, match="room: got 5 edges, but a mask has"):
         small.check()
+
+
+@NEEDS_COMPILER
+def test_relational_masks_in_rooms(program, monkeypatch):
+    """The kernels, on the CPU, in plans that two batches fill, against plans of each batch."""
+    example = program("relational_masks")
+    block, x = example["Block"](32, 2), torch.randn(2, 40, 32, requires_grad=True)
+    batches = [example["contexts"](2, 40) for _ in range(2)]
+    masks = example["Masks"](80, 2_000, "cpu", dtype=torch.float32, head_dim=16, num_heads=2)
+
+    def both(ids):
+        masks.fill(*ids)
+        out = block(x, masks)
+        return out, torch.autograd.grad(out.square().sum(), [x, *block.parameters()])
+
+    expected = [both(ids) for ids in batches]
+    with fake_gpu(monkeypatch):
+        masks.rooms = {name: fused3s.PlanRoom((80, 80), 2_000, **masks.options) for name in example["MASKS"]}
+        found = [both(ids) for ids in batches]
+    assert {plan.backend for plan in masks.plans.values()} == {"fused3s"}
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 class DenseMHA(torch.nn.Module):
