@@ -108,7 +108,7 @@ def mesh(device: torch.device, dtype: torch.dtype, nodes: int) -> Problem:
     def planned(backend: str) -> Run:
         options = {"dtype": dtype, "head_dim": dim, "num_heads": heads, "backward": True, "backend": backend}
         plan = fused3s.plan_attention(ends, shape=(nodes, nodes), device=device, **options)
-        return lambda leaves: mesh_transformer.sparse_attention(**leaves, plan=plan)
+        return lambda leaves: fused3s.edge_attention(**leaves, adj=plan, scale=dim**-0.5)
 
     def passed(function: Callable[..., Tensor] = message_passing) -> Run:
         return lambda leaves: function(**leaves, ends=ends, of_key=None, of_value=None, column_dim=1)

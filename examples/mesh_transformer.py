@@ -1,4 +1,4 @@
-"""Attention over a mesh in place of dgl.sparse: heads last, two hops and dilated edges, RoPE, checkpoints, CUDA graphs.
+"""Attention over a mesh without dgl.sparse: heads last, two hops and dilated edges, RoPE, checkpoints, CUDA graphs.
 
 python examples/mesh_transformer.py --nodes 1000 --steps 20
 """
@@ -12,14 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from fused3s import AttentionPlan, capture_step, plan_attention
+from fused3s import AttentionPlan, capture_step, edge_attention, plan_attention
 
 HEADS, HEAD_DIM, ROLLOUT = 4, 16, 10
-
-
-def sparse_attention(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
-    """bspmm(softmax(bsddmm(A, q / sqrt(columns), k.T)), v); q, k, v and the result are [nodes, columns, heads]."""
-    return plan(*(tensor.transpose(1, 2) for tensor in (q, k, v))).transpose(1, 2)
 
 
 def mesh(nodes: int) -> tuple[Tensor, Tensor]:
@@ -56,7 +51,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, points: Tensor, plan: AttentionPlan) -> Tensor:
         q, k, v = (part.unflatten(1, (-1, self.heads)) for part in self.qkv(self.norm(x)).chunk(3, 1))
-        return x + self.out(sparse_attention(rotate(q, points), rotate(k, points), v, plan).flatten(1)).relu()
+        out = edge_attention(rotate(q, points), rotate(k, points), v, plan, scale=q.shape[1] ** -0.5)
+        return x + self.out(out.flatten(1)).relu()
 
 
 class Network(nn.Module):

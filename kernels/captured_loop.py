@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 NODES, GRAPHS = "num_nodes", "num_graphs"  # numbers that are sizes
 IGNORED = -100  # label that torch's cross_entropy ignores
-PADDING_IDS = 64  # rows that ids of padding are spread over: one row with all edges of padding would be slow
+PADDING_IDS = 64  # ids of padding are spread over a multiple of so many rows
 ALLOWED_ERROR = 1e-2  # between a step without padding and one of which a fifth or more is padding
 NO_WAITS = (
     "A step must not wait for the GPU: no .item(), print or boolean index; sizes from the batch, as in "
@@ -280,9 +280,13 @@ class _Room:
         self, layout: _Layout, batch: Any, most: dict[str, int], device: torch.device, pads: bool = True
     ) -> None:
         self.most, self._layout = most, layout
-        with_ids = layout.padding.values() if pads else ()
-        self.lengths = {group: rows + PADDING_IDS * (group in with_ids) for group, rows in most.items()}
         tensors, used = layout.read(batch)
+        self._num_ids = dict.fromkeys(most, 0)
+        for name, group in layout.padding.items() if pads else ():
+            if isinstance(group, str):
+                rows = most[layout.groups[name]] if tensors[name].dim() == 2 else 0
+                self._num_ids[group] = max(self._num_ids[group], _num_ids(rows))
+        self.lengths = {group: rows + self._num_ids[group] for group, rows in most.items()}
         self._used = torch.zeros(len(most), dtype=torch.int64, device=device)
         self._tensors, self._padding = {}, {}
         for name, tensor in tensors.items():
@@ -291,7 +295,7 @@ class _Room:
                 shape[_row_dim(name)] = self.lengths[layout.groups[name]]
             self._tensors[name] = torch.zeros(shape, dtype=tensor.dtype, device=device)
             padding = layout.padding.get(name)
-            self._padding[name] = self._ids(name, self.lengths[padding]) if isinstance(padding, str) else padding
+            self._padding[name] = self._ids(name, padding) if isinstance(padding, str) else padding
         self._empty = {} if isinstance(batch, Mapping) else copy.copy(batch)
         for name in () if isinstance(batch, Mapping) else batch.to_dict():
             del self._empty[name]
@@ -328,13 +332,22 @@ class _Room:
         rows = torch.arange(self.lengths[group], device=self._used.device)
         return rows < self._used[[*self.lengths].index(group)]
 
-    def _ids(self, name: str, length: int) -> Tensor:
-        """Ids of the last PADDING_IDS of `length` rows for each row of a tensor of ids: ascending, or pairs."""
-        tensor = self._tensors[name].movedim(_row_dim(name), 0)
+    def _ids(self, name: str, group: str) -> Tensor:
+        """Ids of padding rows of a group for each row of a tensor of ids: ascending, or different pairs."""
+        tensor, count = self._tensors[name].movedim(_row_dim(name), 0), max(1, self._num_ids[group])
         row = torch.arange(len(tensor), device=tensor.device)
-        ascending, by_turns = row * PADDING_IDS // max(1, len(row)), row % PADDING_IDS
-        ids = ascending if tensor.dim() == 1 else torch.stack([by_turns, ascending], 1)
-        return (length - PADDING_IDS + ids).to(tensor.dtype)
+        ids = (
+            row * count // max(1, len(row))
+            if tensor.dim() == 1
+            else torch.stack([row % count, row // count % count], 1)
+        )
+        return (self.lengths[group] - count + ids).to(tensor.dtype)
+
+
+def _num_ids(pairs: int) -> int:
+    """Rows that so many edges of padding join, each pair at most once: repeated edges, and rows of very many, would
+    take the GPU longer than the batch."""
+    return PADDING_IDS * math.ceil(math.sqrt(pairs + PADDING_IDS) / PADDING_IDS)
 
 
 class _ConstantRandomNumbers(DispatchMode):

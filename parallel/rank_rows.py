@@ -38,15 +38,13 @@ def pack_rows(key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor) -> tor
         rows: [s] int64, contiguous, below n (not checked); a row may stand there several times.
 
     Raises:
-        ValueError: key and value disagree in shape or type, or `rows` is not as above.
+        ValueError: key and value disagree in shape or type.
     """
     if key.dim() != 3 or key.shape != value.shape or key.dtype != value.dtype:
         raise ValueError(
             f"key, value: got {list(key.shape)} {key.dtype} and {list(value.shape)} {value.dtype}; "
             "[n, H, d] of one type is needed"
         )
-    if rows.dim() != 1 or rows.dtype != torch.int64 or not rows.is_contiguous():
-        raise ValueError(f"rows: got {list(rows.shape)} {rows.dtype}; [s] torch.int64, contiguous, is needed")
     _, num_heads, dim = key.shape
     packed = key.new_empty((len(rows), 2, num_heads, dim))
     if packed.numel() == 0:
@@ -92,22 +90,7 @@ def combine_rows_(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, 
         other, other_lse: over the second set, of the same types.
 
     All four are contiguous.
-
-    Raises:
-        ValueError: shapes or types disagree, or a tensor is not contiguous.
     """
-    pairs = (output, other), (lse, other_lse)
-    if (
-        any(first.shape != second.shape or first.dtype != second.dtype for first, second in pairs)
-        or output.shape[:2] != lse.shape
-        or lse.dtype != torch.float32
-        or not all(each.is_contiguous() for pair in pairs for each in pair)
-    ):
-        found = ", ".join(f"{list(each.shape)} {each.dtype}" for each in (output, lse, other, other_lse))
-        raise ValueError(
-            f"output, lse, other, other_lse: got {found}; [n, H, d], [n, H] torch.float32 and the same again are "
-            "needed, all contiguous"
-        )
     if output.numel() == 0:
         return
     if output.dtype not in ELEMENTS or not runs_kernels(output.device):

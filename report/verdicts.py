@@ -126,7 +126,7 @@ def judge_near(data: Data, spec: Spec) -> Finding:
         both = [
             f"{ours:.2f}x, {theirs:.2f}x{kind}" for kind, (ours, theirs) in zip(("", " (real)"), same, strict=False)
         ]
-        texts.append(text + f"; on the paper's graphs ours, theirs: {'; '.join(both)}" * bool(both))
+        texts.append(text + f"; on the paper's graphs here, published: {'; '.join(both)}" * bool(both))
     if not texts:
         return NOT_RECORDED
     codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()

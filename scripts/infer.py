@@ -1,6 +1,6 @@
 """Run the Graph Transformer on a graph, or on all batches of a collection, and report the time of its parts.
 
-    python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...]
+    python scripts/infer.py --config configs/infer/cora.yaml [--config FILE ...] [--set section.key=value ...]
         [--output FILE [--save classes] ...] [--verify] [--accuracy] [--profile]
     torchrun --nproc-per-node 4 scripts/infer.py ...     # on several GPUs: docs/several-gpus.md
 
@@ -44,7 +44,6 @@ from parallel import (
     is_first_process,
     is_launched,
     ranks,
-    shared_from_first_rank,
 )
 from parallel.training import hash_of_weights
 
@@ -60,7 +59,10 @@ def flag(name: str, text: str) -> typer.models.OptionInfo:
 
 @app.command()
 def main(
-    config: Annotated[Path, typer.Option(readable=False, help="YAML configuration, such as configs/infer/cora.yaml.")],
+    config: Annotated[
+        list[Path],
+        typer.Option(readable=False, help="YAML configuration, such as configs/infer/cora.yaml; several run in turn."),
+    ],
     overrides: cli.Overrides = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights (model.checkpoint): of scripts/train.py, or a saved state dict.")
@@ -90,21 +92,25 @@ def main(
         if more and not save:
             raise ValueError(f"{' '.join(more)}: belongs after --save")
         forms = (*dict.fromkeys([*save, *(more or [])] if save else [Form.LOGITS]),)
-        request = Request(config, load_config(config, overrides), verify, exact, profile, output, forms, results)
+        configs = {path: load_config(path, overrides) for path in config}
         check_results_file(results)
+        if len(configs) > 1 and (output or is_launched()):
+            raise ValueError(f"{len(configs)} --config: allowed without --output and on one process; give one")
         if output:
-            graph = request.config.data
-            file = Path(graph.path or Path(graph.root, f"{graph.name}.npz"))
-            inputs = [config, file, nodes_table(file), request.config.model.checkpoint]
-            check_predictions_path(output, forms, inputs)
+            first = configs[config[0]]
+            file = Path(first.data.path or Path(first.data.root, f"{first.data.name}.npz"))
+            check_predictions_path(output, forms, [config[0], file, nodes_table(file), first.model.checkpoint])
         elif save:
             raise ValueError(f"--save {save[0]}: needs --output with a file, such as --output predictions.csv")
         if profile and is_launched():
             raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
-        if profile and (kind := request.config.model.kind) != "graph_transformer":
-            raise ValueError(f"--profile: times the parts of a Graph Transformer, and model.kind is {kind!r}")
-        with ranks(request.config.runtime.device) if is_launched() else nullcontext() as group:
-            passed = infer(request, kept, group)
+        if profile and (others := {one.model.kind for one in configs.values()} - {"graph_transformer"}):
+            raise ValueError(f"--profile: times the parts of a Graph Transformer, and model.kind is {others.pop()!r}")
+        passed = True
+        for path, one in configs.items():
+            request = Request(path, one, verify, exact, profile, output, forms, results)
+            with ranks(one.runtime.device) if is_launched() else nullcontext() as group:
+                passed &= infer(request, kept, group)
     raise typer.Exit(0 if passed else 1)
 
 
@@ -118,8 +124,6 @@ def infer(request: Request, kept: list[str], group: Group | None) -> bool:
         options = f"--verify {request.verify} --accuracy {request.accuracy} --output {request.output is not None}"
         check_agreement(group, {"configuration": config.sha(), "options": options})
     source = load_on_ranks(config, group) if group else load_source(config)
-    if source is None:  # one GPU is faster
-        return shared_from_first_rank(group, lambda: infer(request, kept, None))
     meta = source.loaded.meta
     check_forms(request.forms, source.loaded)
     if surrogate := surrogate_line(meta, config.data.source):

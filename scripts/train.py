@@ -15,8 +15,9 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -31,14 +32,15 @@ import fused3s
 from bench import cli
 from bench.cli import console, errors
 from bench.places import check_folder
-from bench.records import append_rows, check_results_file
+from bench.records import Row, append_rows, check_results_file, read_rows
 from bench.runner import NOT_LOADED
 from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
 from inference.training_rows import curve_rows, learning_curve, run_rows
 from models import CheckpointError
-from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks, shared_from_first_rank
-from parallel.training import RankTrainer, load_on_ranks
+from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks
+from parallel.datasets import open_part
+from parallel.training import RankTrainer
 from training import Trainer, TrainingError, TrainResult
 from training.metrics import METRICS
 from training.setup import resolve_precision
@@ -48,6 +50,7 @@ USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointErro
 # Keys that do not name a run: the data set does, or it may change when a run is continued (`training.checkpoint`).
 NO_OTHER_RUN = ("data.name", "data.path", "data.source", "data.root")
 NO_OTHER_RUN += ("runtime.seed", "training.seeds", "training.checkpoint_seconds")
+OF_RUN = attrgetter("device", "config_sha", "data_sha256", "checkpoint", "variant", "region", "metric", "value")
 INTERRUPTED = 130  # the shell's status for SIGINT
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -97,10 +100,7 @@ def train(
     console.print(Text(f"loading {config.data.name}"))
     make_trainer = Trainer
     if group:
-        own = load_on_ranks(config, group, lambda text: console.print(Text(text)))
-        if own is None:  # one GPU is faster
-            return shared_from_first_rank(group, lambda: train(config_path, config, output, resume, results, None))
-        loaded, part = own
+        part, loaded, _ = open_part(config, group, lambda text: console.print(Text(text)))
         make_trainer = partial(RankTrainer, group, part)
     else:
         loaded = data.load(**config.load_arguments())
@@ -125,13 +125,19 @@ def train(
         found[seed] = trainer.result
         if trainer.writes:
             curves.append(learning_curve(trainer))
-            append_rows(results, run_rows(trainer, config_path, rank_columns(trainer)))
+            append_new(results, run_rows(trainer, config_path, rank_columns(trainer)))
         console.print(Text(f"weights      {trainer.weights_path}"))
     if trainer.writes:
-        append_rows(results, curve_rows(trainer, curves, config_path, rank_columns(trainer)))
+        append_new(results, curve_rows(trainer, curves, config_path, rank_columns(trainer)))
         console.print(report_table(found, trainer.unit))
         cli.print_end("rows", results)
     return True
+
+
+def append_new(results: Path, rows: Sequence[Row]) -> None:
+    """Append the rows that the file lacks: a run that was over before has its rows there."""
+    known = {*map(OF_RUN, read_rows(results))}
+    append_rows(results, [row for row in rows if OF_RUN(row) not in known])
 
 
 def rank_columns(trainer: Trainer) -> dict[str, object]:
@@ -165,8 +171,8 @@ def follow(trainer: Trainer) -> None:
     name = METRICS[trainer.task.metric]
     start = shown = time.monotonic()
     waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
-    with cli.progress(epochs, before, "epoch ") as advance:
-        for record in trainer.run():
+    with cli.progress(epochs, before, "epoch ") as advance, closing(trainer.run()) as records:
+        for record in records:
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"

@@ -40,6 +40,9 @@ def _stream_handle(device_index: int) -> int:
     return torch.cuda.current_stream(device_index).cuda_stream
 
 
+# Ends the CUDA context if a bool on the GPU is false, without a wait; in a CUDA graph too.
+assert_on_gpu = needed(torch, "_assert_async")
+
 # Handle of the current stream of a GPU, without creating a Stream object as `torch.cuda.current_stream` does.
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
 
@@ -77,6 +80,17 @@ def is_traced(tensor: Tensor) -> bool:
     """Whether operations on the tensor are recorded, or give shapes alone: by torch.compile and torch.export, with fake
     tensors, and on device meta."""
     return torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def compiles_cuda_graphs() -> bool:
+    """While torch.compile traces: whether it compiles for CUDA graphs, as with mode="reduce-overhead". False for a
+    torch that does not tell: its graphs leave out operators of the tag cudagraph_unsafe."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        backend = InstructionTranslator.current_tx().output.compiler_fn._torchdynamo_orig_backend
+        return bool(backend.config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+    return False
 
 
 _make_autograd = getattr(torch._library.autograd, "make_autograd_impl", None)

@@ -6,6 +6,7 @@ from bench_runs import CPU, config, run
 from kernel_rows import row
 from torch.nn.functional import linear
 
+import fused3s
 from bench import doors
 from bench.doors import COMPILED, EAGER, FLEX, FLEX_NEW, GROUPS, OURS, OURS_NEW, UNFUSED, errors_of, message_passing
 from fused3s import plan as plans
@@ -46,10 +47,8 @@ def test_every_group_has_a_row_of_each_side(tmp_path):
 
 
 def test_wrong_outputs_and_gradients_are_wrong(tmp_path, monkeypatch):
-    attend = doors.mesh_transformer.sparse_attention
-    monkeypatch.setattr(
-        doors.mesh_transformer, "sparse_attention", lambda *given, **named: 1.01 * attend(*given, **named)
-    )
+    attend = fused3s.edge_attention
+    monkeypatch.setattr(fused3s, "edge_attention", lambda *given, **named: 1.01 * attend(*given, **named))
     assert rows_of(tmp_path, "groups=[mesh]")[1]["mesh", "float32", OURS].status == "wrong"
 
     def backwards(*given, **named):
@@ -57,7 +56,7 @@ def test_wrong_outputs_and_gradients_are_wrong(tmp_path, monkeypatch):
         out.register_hook(lambda gradient: 1.01 * gradient)
         return out
 
-    monkeypatch.setattr(doors.mesh_transformer, "sparse_attention", backwards)
+    monkeypatch.setattr(fused3s, "edge_attention", backwards)
     found = rows_of(tmp_path / "2", "groups=[mesh]")[1]
     assert found["mesh", "float32", OURS].status == "wrong"
     assert found["mesh", "float32", EAGER].status == "ok"

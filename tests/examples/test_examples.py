@@ -301,17 +301,21 @@ def test_mesh_transformer(run, program):
     losses = run("mesh_transformer", "--nodes", 100, "--steps", 12)
     assert sum(losses[6:]) < sum(losses[:6])
     example = program("mesh_transformer")
-    q, k, v = torch.randn(3, 9, 4, 2, dtype=torch.float64, requires_grad=True)
+    points, x = torch.rand(9, 2).double(), torch.randn(9, 8, 2).double()
+    block, features = example["Block"](16, 2).double(), torch.randn(9, 16, dtype=torch.float64, requires_grad=True)
     row, column = torch.randint(8, (2, 30))  # the last row is empty
     plan = fused3s.plan_attention(torch.stack([column, row]), shape=(9, 9), device="cpu", backend="scatter")
 
     def formula():
-        weight = torch.einsum("ich,jch->hij", q / 2, k).exp() * dense(torch.stack([column, row]), (9, 9))
-        return torch.einsum("hij,jch->ich", weight / weight.sum(-1, keepdim=True).clamp(min=1e-300), v)
+        q, k, v = block.qkv(block.norm(features)).view(9, 3, 8, 2).unbind(1)
+        q, k = (example["rotate"](each, points) for each in (q, k))  # below against complex numbers
+        weight = torch.einsum("ich,jch->hij", q / 8**0.5, k).exp() * dense(torch.stack([column, row]), (9, 9))
+        out = torch.einsum("hij,jch->ich", weight / weight.sum(-1, keepdim=True).clamp(min=1e-300), v)
+        return features + block.out(out.flatten(1)).relu()
 
-    assert_same_gradients([formula, lambda: example["sparse_attention"](q, k, v, plan)], [(q, k, v)] * 2)
+    leaves = [features, *block.parameters()]
+    assert_same_gradients([formula, lambda: block(features, points, plan)], [leaves, leaves])
 
-    points, x = torch.rand(9, 2).double(), torch.randn(9, 8, 2).double()
     frequencies = 100.0 ** torch.linspace(0, 1, 2).double()
     angle = torch.cat([points[:, :1] * frequencies, points[:, 1:] * frequencies], 1)
     turned = torch.view_as_complex(x.transpose(1, 2).reshape(9, 2, 4, 2).contiguous()) * torch.exp(
@@ -483,22 +487,11 @@ def test_relational_masks_in_rooms(program, monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-class DenseMHA(torch.nn.Module):
-    """The attention of DGL's example, dense in float64: column c * heads + h of a projection is column c of head h."""
-
-    def __init__(self, hidden_size, num_heads):
-        super().__init__()
-        self.shape = hidden_size // num_heads, num_heads
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            self.add_module(name, torch.nn.Linear(hidden_size, hidden_size))
-
-    def plan(self, graph):
-        return graph.adj_external().to_dense().T.double().log()
-
-    def forward(self, mask, h):
-        q, k, v = (layer(h).double().unflatten(1, self.shape) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        scores = torch.einsum("ich,jch->hij", q * self.shape[0] ** -0.5, k) + mask
-        return self.out_proj(torch.einsum("hij,jch->ich", scores.softmax(-1), v).flatten(1).float())
+def sparse_formula(q, k, v, graph, scale):
+    """bsddmm, softmax and bspmm of dgl.sparse, dense in float64."""
+    mask = graph.adj_external().to_dense().T.double().log()
+    scores = torch.einsum("ich,jch->hij", scale * q.double(), k.double()) + mask
+    return torch.einsum("hij,jch->ich", scores.softmax(-1), v.double()).to(v.dtype)
 
 
 def test_dgl_graph_transformer(run, monkeypatch):
@@ -507,7 +500,7 @@ def test_dgl_graph_transformer(run, monkeypatch):
     command = "dgl_graph_transformer", "--molecules", 40, "--epochs", 3, "--layers", 2
     losses = run(*command)
     assert losses[-1] < losses[0]
-    monkeypatch.setattr(fused3s.nn, "SparseMHA", DenseMHA)
+    monkeypatch.setattr(fused3s, "edge_attention", sparse_formula)
     assert run(*command) == pytest.approx(losses, abs=2e-4)
 
 

@@ -6,11 +6,8 @@ import sys
 
 import parallel_jobs
 import pytest
-import scipy.sparse as sp
 import torch
 from rank_pool import GPUS, run_alone
-
-from parallel import partition_graph, source_from_csr
 
 SECONDS = 15  # for the others to end, on a busy machine
 
@@ -100,12 +97,3 @@ def test_what_must_agree_is_compared(pool):
     assert pool.run(parallel_jobs.agree, 3, [same] * 3) == [""] * 3
     texts = pool.run(parallel_jobs.agree, 3, [same, same | {"weights": "99"}, same])
     assert set(texts) == {"the ranks must agree, and differ in weights: rank 0, 2: 12; rank 1: 99"}
-
-
-def test_a_partition_of_another_number_of_ranks_or_of_one_machine_is_refused(pool, tmp_path):
-    for name, matrix in {"one": sp.eye_array(40, format="csr"), "other": sp.csr_array((40, 40))}.items():
-        partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path / name, 2, "contiguous")
-    texts = pool.run(parallel_jobs.load, 3, [tmp_path / "one"] * 3)
-    assert all("has 2 parts, and 3 ranks run; start 2 (torchrun --nproc-per-node 2)" in text for text in texts)
-    texts = pool.run(parallel_jobs.load, 2, [tmp_path / "one", tmp_path / "other"])
-    assert all("the ranks must agree, and differ in partition: rank 0: " in text for text in texts)
