@@ -27,9 +27,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import layer_norm, linear
@@ -73,7 +74,7 @@ class Problem:
 
 
 def message_passing(
-    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, of_key: Tensor | None, of_value: Tensor | None, column_dim: int = 2
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, of_key: Tensor | None = None, of_value: Tensor | None = None
 ) -> Tensor:
     """Attention with PyG's softmax and sum; of_key, of_value: [E, H, d], added to keys and values of edges."""
     from torch_geometric.utils import scatter, softmax
@@ -82,9 +83,9 @@ def message_passing(
     keys, values = k[source], v[source]
     if of_key is not None:
         keys, values = keys + of_key, values + of_value
-    score = (q[target] * keys).sum(column_dim) * q.shape[column_dim] ** -0.5
+    score = (q[target] * keys).sum(2) * q.shape[2] ** -0.5
     weight = softmax(score, target, num_nodes=len(q))
-    return scatter(weight.unsqueeze(column_dim) * values, target, dim_size=len(q))
+    return scatter(weight.unsqueeze(2) * values, target, dim_size=len(q))
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -110,8 +111,8 @@ def mesh(device: torch.device, dtype: torch.dtype, nodes: int) -> Problem:
         plan = fused3s.plan_attention(ends, shape=(nodes, nodes), device=device, **options)
         return lambda leaves: fused3s.edge_attention(**leaves, adj=plan, scale=dim**-0.5)
 
-    def passed(function: Callable[..., Tensor] = message_passing) -> Run:
-        return lambda leaves: function(**leaves, ends=ends, of_key=None, of_value=None, column_dim=1)
+    def passed(function: Callable[..., Tensor] = message_passing) -> Run:  # heads first: edges are the larger part
+        return lambda leaves: function(*(one.mT.contiguous() for one in leaves.values()), ends).mT
 
     sides = {name: partial(planned, name[0]) for name in (OURS, UNFUSED)}
     sides |= {EAGER: passed, COMPILED: lambda: passed(compiled(message_passing))}
@@ -147,22 +148,6 @@ def weather(device: torch.device, dtype: torch.dtype, nlat: int, cutoff: float) 
     return Problem(leaves, sides, passed(), ends.shape[1])
 
 
-class Layers(nn.Module):
-    """Layers of the example, one after the other, on the same vectors r of edges."""
-
-    def __init__(self, layers: int, width: int, heads: int, dim: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            driving_attention.AttentionLayer(width, heads, dim, 0.0, bipartite=True) for _ in range(layers)
-        )
-
-    def forward(self, lanes: Tensor, agents: Tensor, r: Tensor, plan: fused3s.AttentionPlan) -> Tensor:
-        edges = driving_attention.bind_normalised(plan, r)
-        for layer in self.layers:
-            agents = layer((lanes, agents), edges, plan)
-        return agents
-
-
 def driving_layer(lanes: Tensor, agents: Tensor, r: Tensor, ends: Tensor, weights: Leaves, heads: int) -> Tensor:
     """A layer as its authors compute it: keys and values of edges as tensors."""
 
@@ -192,31 +177,33 @@ def driving(device: torch.device, dtype: torch.dtype, scenes: int, agents: int, 
         offset = torch.tensor([[scene * points], [scene * agents]], device=device)
         found.append(driving_attention.within(*places, 40.0, 300) + offset)
     ends, shape = torch.cat(found, 1), (scenes * agents, scenes * points)
-    model = Layers(layers, width, heads, dim).to(device, dtype)
+    layer = driving_attention.AttentionLayer(width, heads, dim, 0.0, bipartite=True).to(device, dtype)
     inputs = {"lanes": (shape[1], width), "agents": (shape[0], width), "r": (ends.shape[1], width)}
-    leaves = normal(device, dtype, **inputs) | {name: one.detach() for name, one in model.named_parameters()}
+    weights = {f"{nth}.{name}": one.shape for nth in range(layers) for name, one in layer.named_parameters()}
+    leaves = normal(device, dtype, **inputs, **weights)
+    for name in weights:
+        leaves[name] = leaves[name] / width**0.5 + ("norm" in name and name.endswith("weight"))
+
+    def in_layers(run_layer: Callable[..., Tensor], prepare: Callable[[Tensor], Any] = lambda r: r) -> Run:
+        def run(leaves: Leaves) -> Tensor:
+            lanes, x, r = (leaves[name] for name in inputs)
+            r = prepare(r)
+            for nth in range(layers):
+                x = run_layer(lanes, x, r, {name: leaves[f"{nth}.{name}"] for name, _ in layer.named_parameters()})
+            return x
+
+        return run
 
     def planned() -> Run:
         plan = driving_attention.plan_edges(ends, *shape[::-1], heads, dim)
 
-        def run(leaves: Leaves) -> Tensor:
-            given, weights = (
-                {name: leaves[name] for name in names} for names in (inputs, dict(model.named_parameters()))
-            )
-            return functional_call(model, weights, (*given.values(), plan))
+        def run_layer(lanes: Tensor, x: Tensor, r: fused3s.BoundEdges, weights: Leaves) -> Tensor:
+            return functional_call(layer, weights, ((lanes, x), r, plan))
 
-        return run
+        return in_layers(run_layer, partial(driving_attention.bind_normalised, plan))
 
     def passed(function: Callable[..., Tensor] = driving_layer) -> Run:
-        def run(leaves: Leaves) -> Tensor:
-            lanes, x, r = (leaves[name] for name in inputs)
-            for layer in range(layers):
-                start = f"layers.{layer}."
-                own = {name.removeprefix(start): one for name, one in leaves.items() if name.startswith(start)}
-                x = function(lanes, x, r, ends, own, heads)
-            return x
-
-        return run
+        return in_layers(lambda lanes, x, r, weights: function(lanes, x, r, ends, weights, heads))
 
     sides = {OURS: planned, EAGER: passed, COMPILED: lambda: passed(compiled(driving_layer))}
     return Problem(leaves, sides, passed(), ends.shape[1])

@@ -72,9 +72,8 @@ def test_memory_that_ends_is_a_row(tmp_path, monkeypatch):
     assert {side: one.status for (_, _, side), one in rows.items()} == {OURS: "ok", EAGER: "ok", COMPILED: "oom"}
 
 
-@pytest.mark.parametrize("heads_last", [False, True])
-def test_the_formula_is_dense_attention(heads_last):
-    """With keys and values of edges, a repeated edge, a row without one; heads first and last."""
+def test_the_formula_is_dense_attention():
+    """With keys and values of edges, a repeated edge, a row without one."""
     q, k, v = torch.randn(3, 6, 2, 4, dtype=DOUBLE)
     ends = torch.randint(5, (2, 20))
     ends[:, 0] = ends[:, 1]
@@ -86,11 +85,7 @@ def test_the_formula_is_dense_attention(heads_last):
             keys, values = k[ends[0, own]] + of_key[own], v[ends[0, own]] + of_value[own]
             weight = torch.einsum("hd,ehd->eh", q[target] / 2, keys).softmax(0)
             expected[target] = torch.einsum("eh,ehd->hd", weight, values)
-    given = [q, k, v, of_key, of_value]
-    if heads_last:
-        given = [one.transpose(1, 2) for one in given]
-    found = message_passing(*given[:3], ends, *given[3:], column_dim=1 if heads_last else 2)
-    torch.testing.assert_close(found.transpose(1, 2) if heads_last else found, expected)
+    torch.testing.assert_close(message_passing(q, k, v, ends, of_key, of_value), expected)
 
 
 def test_masks_of_contexts_are_the_definition():
