@@ -248,12 +248,11 @@ def relational(device: torch.device, dtype: torch.dtype, contexts: int, cells: i
     def flex(is_new: bool) -> Run:
         if reason := REGISTRY["flex_attention"].unavailable(device):
             raise fused3s.BackendUnavailableError(reason)
-        attend, kept = compiled(flex_attention), [each.clone() for each in booleans]
+        attend, make_mask, kept = compiled(flex_attention), compiled(create_block_mask), [*map(Tensor.clone, booleans)]
         mask_mods = [_lookup(each) for each in kept]
 
         def build() -> list:
-            sizes = (contexts, None, cells, cells)
-            return [create_block_mask(each, *sizes, device=device.type, _compile=True) for each in mask_mods]
+            return [make_mask(each, contexts, None, cells, cells, device=device.type) for each in mask_mods]
 
         block_masks = build()
 
