@@ -22,8 +22,8 @@ def plan_of(edge_index: Tensor, shape: tuple[int, int], **options) -> AttentionP
 
 
 class Fused3SAttention:
-    """A base class in front of their GraphTransformerProcessorBlock or ..MapperBlock, for one GPU: edge features stay
-    narrow, without a tensor [edges, heads, columns]. q_norm and k_norm stay theirs."""
+    """A base class in front of their GraphTransformerProcessorBlock or ..MapperBlock (0.19), for one GPU: edge features
+    stay narrow, without a tensor [edges, heads, columns]. q_norm and k_norm stay theirs."""
 
     def set_attention_function(self) -> None:
         """Theirs allows "triton" and "pyg" alone."""
