@@ -217,12 +217,15 @@ class RuntimeConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _no_partition(cls, settings: Any) -> Any:
-        if isinstance(settings, dict) and "partition" in settings:
+        """Of a config or weights from before 29 November 2026: auto and halo mean what several ranks do now."""
+        if not isinstance(settings, dict) or "partition" not in settings:
+            return settings
+        if settings["partition"] not in ("auto", "halo"):
             raise ValueError(
                 f"runtime.partition = {settings['partition']!r}: no longer a key, since several ranks always exchange "
                 "the halo; leave it out (for one GPU, start without torchrun)"
             )
-        return settings
+        return {name: value for name, value in settings.items() if name != "partition"}
 
 
 class TrainingConfig(Section):

@@ -11,7 +11,7 @@
     loop = CapturedLoop(step, model, optimiser, samples=loader)
     losses = [loop(batch) for batch in loader]
 
-Padding follows the rows of a batch. Its edges join its own nodes alone: to a layer it is one more graph.
+Padding comes after the rows of a batch. Its edges connect only padding nodes, so to a layer it is one more graph.
 """
 
 import copy
@@ -50,13 +50,14 @@ class CapturedLoop:
 
     The step gets a batch of fixed size, a PyG `Data` or `Batch` or a dictionary, as the samples are:
 
-    * Rows of padding are 0, in integers named `y` -100, which `cross_entropy` ignores. Masks are False.
-    * Tensors with `index` in their name, [2, E] or [K], hold ids of nodes: padding has ids of padding. So has `batch`.
-    * `batch.is_real(name)`, in a dictionary `batch["is_real"](name)`: bool, which rows of a tensor are no padding; for
-      losses without ignored labels: `(error * real).sum() / real.sum()`.
+    * Padding rows are 0; in integers named `y` they are -100, which `cross_entropy` ignores; in masks False.
+    * Tensors with `index` in their name, [2, E] or [K], hold node ids; their padding holds ids of padding nodes. So
+      does that of `batch`.
+    * `batch.is_real(name)`, in a dictionary `batch["is_real"](name)`: bool, False for the padding rows of a tensor; for
+      losses without an ignored label: `(error * real).sum() / real.sum()`.
     * `num_nodes` and `num_graphs` are integers that count padding, too. All other numbers are tensors []: the seeds of
       NeighborLoader are `torch.arange(batch.num_nodes, device=device) < batch.batch_size`.
-    * `ptr` (all names that end so) and values that are neither tensors nor numbers are left out.
+    * Names that end in `ptr`, and values that are neither tensors nor numbers, are left out.
 
     A batch that does not fit is captured anew at a larger size, with a warning in the log; the old memory is freed
     first. Each layer plans the edges of a batch; `plan = conv.plan(batch.edge_index, batch.num_nodes)` in the step
@@ -65,7 +66,7 @@ class CapturedLoop:
     Args:
         step: takes a batch, only queues work on the GPU, and returns a tensor, a tuple, list or dictionary of tensors,
             or None. For evaluation: without optimiser, under torch.no_grad().
-        model, states: as of `capture_step`.
+        model, states: see `capture_step`.
         samples: batches on any device, such as the loader, which is iterated once. Their largest sizes and a tenth more
             are the fixed size. Tensors with one row for each node, edge or graph, or with different lengths, are
             padded; all others keep their shape. Mappings have nodes in the rows of `x`, or the number `num_nodes`; with
@@ -73,10 +74,10 @@ class CapturedLoop:
         padding: by name, a value for rows of padding; or another name, for ids of padding rows of that tensor.
 
     Raises:
-        TypeError: `step` is no function, a state is of another kind, or samples or results are.
+        TypeError: `step` is no function, or a state, a sample or the result has an unsupported type.
         ValueError: there are no samples, or they have different names; or padding changes a buffer, the result or a
-            gradient. Eager steps on the smallest sample tell that, if need be with constants for random numbers, such
-            as those of dropout. Weights, states and torch's generators are restored.
+            gradient. Eager steps on the smallest sample detect that, if necessary with constants in place of random
+            numbers. Weights, states and torch's generators are restored.
         CaptureError: as of `capture_step`.
     """
 
@@ -103,7 +104,7 @@ class CapturedLoop:
         self._begin(smallest, most)
 
     def __call__(self, batch: Any) -> Any:
-        """The step's result for a batch, in new tensors; of results with the rows of the batch, without padding.
+        """The step's result for a batch, in new tensors without padding rows.
 
         Args:
             batch: on any device, with the names, types and columns of the samples.
@@ -138,7 +139,7 @@ class CapturedLoop:
         """Make room for batches of `most` rows and a tenth more, and capture the step on `batch` there."""
         self._room = self._graph = None  # their memory is free for the new ones
         room = _Room(self._layout, batch, {group: 1 + rows + rows // 10 for group, rows in most.items()}, self._device)
-        graph, step = None, self._step  # the graph holds the step alone, so that both are freed without a collector
+        graph, step = None, self._step  # the graph references the step alone: both are freed without a gc
         if self._device.type == "cuda":
             try:
                 graph = capture_step(lambda: step(room.batch()), self._model, *self._states)
@@ -177,7 +178,7 @@ class CapturedLoop:
         return groups
 
     def _observe(self, room: "_Room", mode: AbstractContextManager[Any]) -> tuple[dict[str, Tensor], ...]:
-        """Result, buffers and gradients of a step that leaves nothing behind, by their names in an error."""
+        """Result, buffers and gradients of a step whose changes are undone, by the names that errors use."""
         parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
         before, gradients, hooks = [each.grad for each in parameters.values()], {}, []
         try:
@@ -322,7 +323,7 @@ class _Room:
             if name in self._layout.groups:
                 found[name] = self.lengths[self._layout.groups[name]]
                 if name == GRAPHS and not isinstance(found, dict):
-                    found._num_graphs = found[GRAPHS]  # of a PyG Batch
+                    found._num_graphs = found[GRAPHS]  # attribute of a PyG Batch
         return found
 
     def _is_real(self, name: str) -> Tensor:

@@ -44,7 +44,7 @@ def edge_attention(
         RuntimeError: a gradient is needed, and the backend has no backward pass.
     """
     # Not above: the package nn imports PyG, if it is installed.
-    from .nn.cached.dgl_edges import edges_and_values
+    from .nn.cached.dgl_edges import edges_of, factors_of
     from .nn.cached.planned_edges import plan_edge_index, require_gradients
 
     dims = [each.dim() for each in (q, k, v)]
@@ -54,7 +54,8 @@ def edge_attention(
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     plan, values = adj, None
     if not isinstance(adj, AttentionPlan):
-        edge_index, shape, values = edges_and_values(adj, (q.shape[0], k.shape[0]), q.device)
+        edge_index, shape = edges_of(adj, (q.shape[0], k.shape[0]), q.device)
+        values = factors_of(adj)
         if shape != (q.shape[0], k.shape[0]):
             raise ValueError(f"adj: got shape {shape}; q and k have {q.shape[0]} and {k.shape[0]} rows")
         recorded = [each for each in (q, k, v, values) if each is not None and each.requires_grad]

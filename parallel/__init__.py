@@ -4,28 +4,24 @@ See docs/several-gpus.md.
 
     torchrun --nproc-per-node 4 program.py
 
-    with ranks() as group:                                       # one process per GPU
-        parts = partition_graph(matrix, group.size) if group.is_first else None
-        part = scatter(group, parts)                             # this rank's rows
+    with ranks() as group:  # one process per GPU
+        part = scatter(group, partition_graph(matrix, group.size) if group.is_first else None)
         attention = plan_part_attention(part, group, dtype=..., head_dim=64, num_heads=2)
-        out = attention(q, k, v)                                 # [rows of this part, H, d], each
+        out = attention(q, k, v)  # [rows of this part, H, d], each
 
-A rank owns the rows of its part: queries, keys, values and outputs. The columns that they use and that other ranks own
-are its halo.
+A rank owns the rows of its part; the columns that they use and that other ranks own are its halo.
 """
 
 from parallel.attention import PartAttention, plan_part_attention
-from parallel.collectives import gather_rows, scatter, sum_in_rank_order
+from parallel.collectives import gather_rows, scatter
 from parallel.group import Group, RankError, all_values, check_agreement, on_first_rank, ranks
 from parallel.launch import error_text, is_first_process, is_launched
-from parallel.partition import METHODS, Part, Partition, PartitionError, partition_graph
+from parallel.partition import Part, PartitionError, partition_graph
 
 __all__ = [
-    "METHODS",
     "Group",
     "Part",
     "PartAttention",
-    "Partition",
     "PartitionError",
     "RankError",
     "all_values",
@@ -39,5 +35,4 @@ __all__ = [
     "plan_part_attention",
     "ranks",
     "scatter",
-    "sum_in_rank_order",
 ]

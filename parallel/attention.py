@@ -1,10 +1,7 @@
 """Attention of one rank's rows over the whole graph: a callable for models, exact and differentiable.
 
-A rank receives keys and values of its halo during attention over its own columns; then attention of the boundary rows
-over the halo; both are combined by log-sum-exp (split-KV).
-
 All ranks must call it in the same order, in forward and backward passes, including ranks without rows or edges. The
-same inputs give the same bits on every run.
+same inputs give the same bits on every run. How: `parallel.passes`.
 """
 
 import math
@@ -17,10 +14,9 @@ from torch import Tensor
 from fused3s import Dropout, plan_attention
 from fused3s.backends import REGISTRY
 from fused3s.graph.csr import CSRPattern
-from parallel.exchange import HaloExchange
 from parallel.group import Group
 from parallel.partition import Part
-from parallel.passes import Call, JoinedPasses, SplitPasses
+from parallel.passes import Call, HaloExchange, JoinedPasses, SplitPasses
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +26,6 @@ class PartAttention:
     Attributes:
         backend: name of the attention backend.
         num_rows: n, rows of q, k, v and the output.
-        passes: forward and backward pass.
         trains: whether calls may be differentiated.
     """
 
@@ -49,7 +44,7 @@ class PartAttention:
         out_dtype: torch.dtype | None = None,
         dropout: Dropout | float = 0.0,
     ) -> Tensor:
-        """softmax(scale q k^T masked by A) v of this rank's rows.
+        """softmax(scale q k^T masked by A) v of this rank's rows, [n, H, d].
 
         Args:
             q: [n, H, d] of this rank's rows; H, d and type are the same on all ranks.
@@ -58,9 +53,6 @@ class PartAttention:
             scale: default 1/sqrt(d).
             out_dtype: default: q's type.
             dropout: `Dropout(rate, seed)` with the same seed on all ranks, or 0. The mask depends on the partition.
-
-        Returns:
-            [n, H, d].
 
         Raises:
             ValueError: shapes disagree with the part, a seed is missing, or gradients were not planned. A rank that
@@ -81,11 +73,8 @@ class PartAttention:
         if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(q.device.type)
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        call = Call(
-            scale=1 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
-            out_dtype=q.dtype if out_dtype is None else out_dtype,
-            dropout=dropout if isinstance(dropout, Dropout) else None,
-        )
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+        call = Call(scale, out_dtype or q.dtype, dropout if isinstance(dropout, Dropout) else None)
         with torch.autocast(q.device.type, enabled=False):
             return self.passes.attend(q, k, v, call)
 

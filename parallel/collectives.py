@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from fused3s.runtime.launch import next_waits
@@ -29,14 +30,11 @@ class Exchanged:
 
 
 def exchange_rows(rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int], group: Group) -> Exchanged:
-    """Send rows to each rank and receive rows from each.
+    """[sum of receive_counts, ...] from each rank, once waited for, for rows [sum of send_counts, ...] to each.
 
     Args:
-        rows: [sum of send_counts, ...] contiguous, rank after rank.
+        rows: contiguous, rank after rank, as is the result.
         send_counts, receive_counts: [P] rows to and from each rank.
-
-    Returns:
-        [sum of receive_counts, ...], rank after rank, once waited for.
     """
     sent = rows.cpu() if group.through_host else rows
     received = sent.new_empty((sum(receive_counts), *rows.shape[1:]))
@@ -75,12 +73,8 @@ def scatter(group: Group, values: Iterable[Any] | None) -> Any:
 
 
 def gather_rows(part: Part, rows: Tensor, group: Group) -> Tensor | None:
-    """Rows [N, ...] of all ranks on rank 0, in host memory and in the order of the original graph; None on the others.
-    The device of rank 0 holds those of one other rank at a time.
-
-    Args:
-        rows: [n, ...] of this part.
-    """
+    """Rows [N, ...] of all ranks on rank 0, in host memory and in the graph's order, from [n, ...] of each; None on the
+    others. The device of rank 0 holds those of one other rank at a time."""
     found = torch.empty(sum(part.partition.rows), *rows.shape[1:], dtype=rows.dtype) if group.is_first else None
     ids = torch.from_numpy(part.rows).to(rows.device)
     for rank, count in enumerate(part.partition.rows):
@@ -91,18 +85,13 @@ def gather_rows(part: Part, rows: Tensor, group: Group) -> Tensor | None:
 
 
 def sum_in_rank_order(tensors: Sequence[Tensor], group: Group) -> None:
-    """Replace each tensor by its sum over the ranks, in place: the same bits on all ranks and on every run.
-
-    Each rank adds up one slice of all tensors and sends it to the others.
-    """
+    """Replace each tensor by its sum over the ranks, in place: the same bits on all ranks and on every run. Each rank
+    adds up one slice of all tensors and sends it to the others."""
     if not tensors:
         return
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    length = -(-flat.numel() // group.size)
-    padded = flat.new_zeros(group.size * length)
-    padded[: flat.numel()] = flat
-    counts = [1] * group.size
-    slices = exchange_rows(padded.view(group.size, length), counts, counts, group).wait()
+    flat, counts = torch.cat([tensor.reshape(-1) for tensor in tensors]), [1] * group.size
+    padded = F.pad(flat, (0, -flat.numel() % group.size)).view(group.size, -1)
+    slices = exchange_rows(padded, counts, counts, group).wait()
     total = slices[0].clone()
     for of_rank in slices[1:]:
         total += of_rank

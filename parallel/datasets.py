@@ -34,17 +34,8 @@ def load_graph(config: Config) -> LoadedGraph:
     is_collection = not config.data.reads_file and data.info(name).num_graphs is not None
     loaded = None if is_collection else data.load(**config.load_arguments() | {"batch_size": None})
     if loaded is None or loaded.meta.num_graphs > 1 or loaded.meta.task != "node":
-        raise ValueError(
-            f"data.name = {name!r}: graphs of a collection cannot be divided over ranks; start one process"
-        )
+        raise ValueError(f"data.name = {name!r}: a collection of graphs; ranks divide one graph: start one process")
     return loaded
-
-
-def matrix_of(loaded: LoadedGraph) -> sp.csr_array:
-    """The pattern of a graph; rows are queries."""
-    indptr, indices = loaded.row_pointers.numpy(), loaded.columns.numpy()
-    size = indptr.size - 1
-    return sp.csr_array((np.ones(indices.size, bool), indices, indptr), shape=(size, size))
 
 
 def divided(loaded: LoadedGraph, root: str, num_parts: int, method: str, say: Say) -> list[Part]:
@@ -54,7 +45,9 @@ def divided(loaded: LoadedGraph, root: str, num_parts: int, method: str, say: Sa
         PartitionError: the file is damaged, or METIS is missing.
         ValueError, OSError, MemoryError: as `partition_graph`.
     """
-    graph, path = matrix_of(loaded), partition_file(loaded, root, num_parts, method)
+    path, indptr, indices = partition_file(loaded, root, num_parts, method), loaded.row_pointers, loaded.columns
+    arrays = np.ones(len(indices), bool), indices.numpy(), indptr.numpy()
+    graph = sp.csr_array(arrays, shape=(len(indptr) - 1, len(indptr) - 1))
     if not path.is_file():
         say(f"partitioning {loaded.meta.name} into {num_parts} parts by {method}, once: {path}")
         content = io.BytesIO()  # into a file, np.save loses its end on a full disk without an error
@@ -73,13 +66,12 @@ def partition_file(loaded: LoadedGraph, root: str, num_parts: int, method: str) 
 
 
 def open_part(config: Config, group: Group, say: Say) -> tuple[Part, LoadedGraph, LoadedGraph | None]:
-    """This rank's part of a data set; its features, ids, labels and splits; on rank 0 the ids, labels and splits of all
-    rows. Takes a partition that is there, else METIS if it is installed, else contiguous parts.
+    """This rank's part of a graph; data of its rows; on rank 0 ids, labels and splits of all rows. Takes a partition
+    that is there, else METIS if it is installed, else contiguous parts.
 
     Raises:
         RankError: the ranks have different configurations.
-        ValueError: as `refuse_settings`.
-        PartitionError, ValueError, OSError, MemoryError: on rank 0, as `load_graph` and `divided`.
+        ValueError, OSError, MemoryError: as `refuse_settings`, on rank 0 as `load_graph` and `divided`.
     """
     check_agreement(group, {"configuration": config.sha()})
     refuse_settings(config)
@@ -95,8 +87,8 @@ def open_part(config: Config, group: Group, say: Say) -> tuple[Part, LoadedGraph
     if not (found := on_first_rank(group, divide)):
         return *scatter(group, None), None
     loaded, parts = found
-    part, own = scatter(group, ((each, _rows_of(loaded, each.rows)) for each in parts))
-    return part, own, _without_edges(loaded, {"id"})
+    own = scatter(group, ((part, _rows_of(loaded, part.rows)) for part in parts))
+    return *own, _without_edges(loaded, {"id"})
 
 
 def _rows_of(loaded: LoadedGraph, rows: np.ndarray) -> LoadedGraph:

@@ -3,11 +3,10 @@
 Under torchrun each rank is a process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. GPUs communicate
 by NCCL, CPUs by gloo; with gloo several ranks can share one GPU, through host memory.
 
-A rank that fails writes its reason to the store of the group and leaves; torchrun then ends the other ranks of its
-machine within a second. Ranks that still run meet a closed connection (gloo) and raise a RankError with the name of the
-failed rank and its reason. Of a rank that was killed, the ranks of its machine notice the end of its process, and write
-it to the store for those of other machines. Over NCCL, which does not notice a rank that ended, a thread ends the
-process of a rank that is still in the group after GRACE seconds, unless torchrun does.
+A rank that fails writes its reason to the store of the group and leaves; the others meet a closed connection (gloo)
+and raise a RankError with its name and reason, or torchrun ends them within a second. Of a rank that was killed, the
+ranks of its machine notice the end of its process, and write it to the store for those of other machines. NCCL does not
+notice a rank that ended: unless torchrun ends the others, a thread of each does after GRACE seconds.
 
 The store and the messages between ranks are torch's: without encryption and authentication, and what `share`,
 `all_values` and `scatter` receive is unpickled. The port of MASTER_ADDR must not be reachable from a network that is
@@ -167,11 +166,8 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
 
 
 def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
-    """Run `work` on rank 0 and return its result there; the other ranks wait without a time limit and get None.
-
-    Raises:
-        RankError: a rank failed.
-    """
+    """Run `work` on rank 0 and return its result there; the other ranks wait without a time limit and get None, or a
+    RankError if a rank failed."""
     key = share(group, f"done/{uuid.uuid4()}")
     notes = _Notes(default_store(), group.rank, group.size)
     if group.is_first:
@@ -204,8 +200,7 @@ def check_agreement(group: Group, values: Mapping[str, str]) -> None:
     Raises:
         RankError: a value differs; the text lists it by rank. All ranks raise it.
     """
-    found = all_values(group, dict(values))
-    lines = []
+    found, lines = all_values(group, dict(values)), []
     for name in values:
         by_value: dict[str, list[str]] = {}
         for rank, other in enumerate(found):
@@ -232,14 +227,9 @@ def _place() -> tuple[int, int]:
 def _open_store(rank: int, timeout: float) -> "dist.Store":
     """The store of torchrun, or of rank 0. That of torch's rendezvous waits for all ranks, also for a killed one."""
     of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=rank == 0 and not of_torchrun,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
+    options = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False, "multi_tenant": True}
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*address, is_master=rank == 0 and not of_torchrun, **options)
     return dist.PrefixStore(f"ranks {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
@@ -257,10 +247,8 @@ class _Notes:
     size: int
 
     def join(self) -> None:
-        for key, value, text in (
-            ("size", str(self.size), "WORLD_SIZE differs between ranks"),
-            (f"process/{self.rank}", json.dumps(_own_process()), f"two processes have RANK = {self.rank}"),
-        ):
+        own = f"process/{self.rank}", json.dumps(_own_process()), f"two processes have RANK = {self.rank}"
+        for key, value, text in (("size", str(self.size), "WORLD_SIZE differs between ranks"), own):
             if self.store.compare_set(key, "", value).decode() != value:
                 self.tell("failed", f"failed: {text}")
                 raise ValueError(text)
@@ -286,15 +274,12 @@ class _Notes:
     def has(self, key: str) -> bool:
         try:
             return self.store.check([key])
-        except RuntimeError:
-            raise RankError(self._lost()) from None
-
-    def _lost(self) -> str:
-        """torchrun holds the store; without torchrun rank 0 does."""
-        return f"rank {self.rank} stops, since rank 0 {ENDED}"
+        except RuntimeError:  # torchrun holds the store; without torchrun rank 0 does
+            raise RankError(f"rank {self.rank} stops, since rank 0 {ENDED}") from None
 
     def failure(self) -> str | None:
         """Which other rank failed or was killed, and why; None if none has. A killed one is noted for the others."""
+        start = f"rank {self.rank} stops, since rank"
         try:
             for other, process in self.processes().items():
                 # Ranks that meet a failure end, too, after a note.
@@ -303,9 +288,9 @@ class _Notes:
                     self.store.set(f"failed/{other}", ENDED)
             for other in range(self.size):
                 if other != self.rank and self.store.check([f"failed/{other}"]):
-                    return f"rank {self.rank} stops, since rank {other} {self.store.get(f'failed/{other}').decode()}"
-        except RuntimeError:
-            return self._lost()
+                    return f"{start} {other} {self.store.get(f'failed/{other}').decode()}"
+        except RuntimeError:  # torchrun holds the store; without torchrun rank 0 does
+            return f"{start} 0 {ENDED}"
         return None
 
     def check(self) -> None:
@@ -320,18 +305,13 @@ class _Notes:
         if not _is_broken_collective(error):
             self.tell("failed", f"failed: {type(error).__name__}: {_first_line(error)} (on {socket.gethostname()})")
             return error
-        self.tell("met", "a closed connection")
+        self.tell("met", "")
         deadline = time.monotonic() + REASON_TIMEOUT
-        silent: list[int] = []
-        try:
-            while time.monotonic() < deadline:
-                self.check()
-                silent = [other for other in range(self.size) if not self.has(f"met/{other}")]
-                time.sleep(POLL_SECONDS)
-        except RankError as failure:
-            return failure
-        who = f"rank {', '.join(map(str, silent))}" if silent else "another rank"
-        return RankError(f"rank {self.rank} stops, since {who} {ENDED} or did not answer in time: {_first_line(error)}")
+        while time.monotonic() < deadline:
+            if failure := self.failure():
+                return RankError(failure)
+            time.sleep(POLL_SECONDS)
+        return RankError(f"rank {self.rank} stops, since another rank {ENDED} or did not answer: {_first_line(error)}")
 
     def leave(self) -> None:
         """Rank 0 may hold the store: the other ranks read the reason before it ends."""

@@ -39,15 +39,8 @@ def plan_model_attention(
     part: Part, group: Group, config: Config, dtype: torch.dtype, *, backward: bool = False
 ) -> PartAttention:
     """Attention of the model's head shape over a part."""
-    return plan_part_attention(
-        part,
-        group,
-        backend=config.attention.backend,
-        dtype=dtype,
-        head_dim=config.model.head_dim,
-        num_heads=config.model.heads,
-        backward=backward,
-    )
+    shape = {"head_dim": config.model.head_dim, "num_heads": config.model.heads}
+    return plan_part_attention(part, group, backend=config.attention.backend, dtype=dtype, **shape, backward=backward)
 
 
 def prepare_part(model: GraphModel, features: Tensor, attention: Attention) -> GraphInputs:

@@ -70,29 +70,17 @@ class Part:
     def num_interior(self) -> int:
         return self.partition.interior[self.rank]
 
-    @property
-    def send_counts(self) -> list[int]:
-        """Number of rows to send to each rank."""
-        return [counts[self.rank] for counts in self.partition.halo]
-
-    @property
-    def receive_counts(self) -> list[int]:
-        """Number of halo columns from each rank."""
-        return list(self.partition.halo[self.rank])
-
 
 def partition_graph(graph: Any, num_parts: int, method: str = "metis", owner: np.ndarray | None = None) -> list[Part]:
     """The parts of a graph.
 
     Args:
-        graph: a square SciPy sparse matrix; rows are queries, every stored entry is an edge, and repeated ones count
-            once.
+        graph: a square SciPy sparse matrix; rows are queries, stored entries are edges, and repeated ones count once.
         method: of `assign_rows`.
         owner: [N] the result of `assign_rows`, if it is known.
 
     Raises:
-        ValueError: `owner` is of other rows or parts.
-        PartitionError, ValueError, MemoryError: also as `assign_rows`.
+        ValueError, MemoryError: as `assign_rows`; also for an `owner` of other rows or parts.
     """
     matrix = _pattern(graph)
     num_nodes = matrix.shape[0]
@@ -139,8 +127,7 @@ def assign_rows(graph: Any, num_parts: int, method: str) -> np.ndarray:
         method: "metis" (few edges between parts) or "contiguous" (ranges of rows). Both balance edges and rows.
 
     Raises:
-        ValueError: an argument is wrong.
-        PartitionError: METIS is not installed, or cannot count the edges.
+        ValueError: an argument is wrong; a PartitionError: METIS is not installed, or cannot count the edges.
         MemoryError: METIS does not fit.
     """
     if method not in METHODS:
@@ -178,23 +165,17 @@ def _by_metis(matrix: sp.csr_array, weights: np.ndarray, num_parts: int) -> np.n
         import pymetis
     except ImportError as error:
         raise PartitionError(
-            "method: got 'metis', and pymetis is not installed: pip install pymetis (on aarch64 that needs a C++ "
-            "compiler), or take method 'contiguous'"
+            "method: got 'metis' without pymetis: pip install pymetis, or take 'contiguous'"
         ) from error
-    num_nodes = weights.size
-    if num_parts == 1 or num_nodes <= num_parts:
-        return np.minimum(np.arange(num_nodes, dtype=np.int32), num_parts - 1)
+    if num_parts == 1 or weights.size <= num_parts:
+        return np.minimum(np.arange(weights.size, dtype=np.int32), num_parts - 1)
     require_memory("METIS (method 'contiguous' needs less)", matrix.nnz * METIS_BYTES_PER_EDGE)
     both = (matrix + matrix.T).tocoo()
     is_edge = both.row != both.col
     both = sp.csr_array((both.data[is_edge], (both.row[is_edge], both.col[is_edge])), shape=both.shape)
-    integer = pymetis.zero_copy_dtype()
-    most = np.iinfo(integer).max
+    most = np.iinfo(integer := pymetis.zero_copy_dtype()).max
     if both.nnz > most:
-        raise PartitionError(
-            f"method: got 'metis' for {both.nnz} edges in both directions, and this pymetis counts to {most}: "
-            "take method 'contiguous'"
-        )
+        raise PartitionError(f"method: got 'metis' for {both.nnz} edges; this pymetis takes {most}: take 'contiguous'")
     weights = np.maximum(weights // (1 + int(weights.sum()) // (most // 2)), 1).astype(integer)
     graph = pymetis.CSRAdjacency(both.indptr.astype(integer), both.indices.astype(integer))
     _, parts = pymetis.part_graph(num_parts, graph, vweights=weights, options=pymetis.Options(seed=METIS_SEED))
@@ -207,9 +188,9 @@ def describe(partition: Partition) -> dict[str, str]:
     def between(counts: Sequence[int]) -> str:
         return f"{min(counts):,} to {max(counts):,}"
 
-    halo, rows = [sum(counts) for counts in partition.halo], partition.rows
+    halo, rows, is_metis = [sum(counts) for counts in partition.halo], partition.rows, partition.method == "metis"
     boundary = [every - interior for every, interior in zip(rows, partition.interior, strict=True)]
-    is_metis, share = partition.method == "metis", max(halo) / max(sum(rows), 1)
+    share = max(halo) / max(sum(rows), 1)
     return {
         "partition": "METIS" if is_metis else "contiguous rows (METIS cuts fewer edges, and needs pymetis)",
         "of each rank": f"{between(rows)} rows, {between(partition.edges)} edges",

@@ -1,4 +1,5 @@
-"""Forward and backward pass of attention on one rank. Each is a collective: all ranks run it, also without rows."""
+"""Forward and backward pass of attention on one rank, and the exchange of the halo in them. Each is a collective: all
+ranks run it, also without rows."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +9,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fused3s import AttentionPlan, Dropout
-from parallel.exchange import HaloExchange
-from parallel.rank_rows import combine_rows_
+from parallel.collectives import Exchanged, exchange_rows
+from parallel.group import Group
+from parallel.partition import Part
+from parallel.rank_rows import combine_rows_, pack_rows
 
 SEED_STEP = 0x9E3779B97F4A7C15  # odd: seeds of different plans differ
 
@@ -30,6 +33,45 @@ class Call:
         if not isinstance(seed, Tensor):
             seed = torch.full((1,), seed, dtype=torch.int64, device=device)  # a kernel, which a CUDA graph can hold
         return Dropout(self.dropout.rate, seed + step)
+
+
+class HaloExchange:
+    """Each rank receives the rows that its own rows use."""
+
+    def __init__(self, part: Part, group: Group) -> None:
+        self.group = group
+        self.send_rows = torch.from_numpy(part.send_rows).to(group.device)
+        # Rows that any rank needs, each once, and the place of every sent row among them.
+        self.needed, self.places = torch.unique(self.send_rows, return_inverse=True)
+        self.send_counts = [counts[part.rank] for counts in part.partition.halo]
+        self.receive_counts = part.partition.halo[part.rank]
+
+    def start(self, key: Tensor, value: Tensor) -> Exchanged:
+        """Send keys and values [n, H, d] of this rank; receive those of the halo [h, 2, H, d]."""
+        return exchange_rows(self.pack(key, value), self.send_counts, self.receive_counts, self.group)
+
+    def pack(self, key: Tensor, value: Tensor) -> Tensor:
+        """[s, 2, H, d]: keys and values that other ranks need, grouped by rank."""
+        return pack_rows(key, value, self.send_rows)
+
+    def start_back(self, gradient: Tensor) -> Exchanged:
+        """Return the gradient [h, 2, H, d], contiguous, to the owners of its rows."""
+        return exchange_rows(gradient, self.receive_counts, self.send_counts, self.group)
+
+    def add_arrived(self, arrived: Tensor, grad_key: Tensor, grad_value: Tensor) -> None:
+        """Add the gradients returned by other ranks, in rank order, in float32 at least; each row is rounded once.
+
+        Args:
+            arrived: result of `start_back`.
+            grad_key, grad_value: [n, H, d], changed in place.
+        """
+        wide = torch.promote_types(grad_key.dtype, torch.float32)
+        total = torch.stack([grad_key[self.needed], grad_value[self.needed]], 1).to(wide)
+        # A row goes to several ranks, but once to each, so an index_add_ per rank has no conflicts.
+        of_ranks = zip(self.places.split(self.send_counts), arrived.split(self.send_counts), strict=True)
+        for places, gradient in of_ranks:
+            total.index_add_(0, places, gradient.to(wide))
+        grad_key[self.needed], grad_value[self.needed] = total.to(grad_key.dtype).unbind(1)
 
 
 class JoinedPasses:
@@ -67,8 +109,8 @@ class _Joined(torch.autograd.Function):
 class SplitPasses:
     """Two plans: own columns, which run during the exchange, and halo columns; combined by log-sum-exp.
 
-    The gradient of a part of a row's edges needs the log-sum-exp and the output of the whole row, and nothing else of
-    the other part: P = exp(S - LSE), dS = P (dO V^T - rowsum(dO * O)).
+    The gradient over one set of columns needs the log-sum-exp and the output of the whole row, and nothing else of the
+    other set: P = exp(S - LSE), dS = P (dO V^T - rowsum(dO * O)).
 
     Args:
         own: plan of all n rows over the rank's own columns; None without rows.
@@ -92,9 +134,8 @@ class SplitPasses:
         if self.own is None:
             output = q.new_zeros(q.shape, dtype=call.out_dtype)
             return output, q.new_zeros(q.shape[:2], dtype=torch.float32), pending.wait()
-        # Both parts of a boundary row are rounded to the output's type, and so is their weighted mean. With u the
-        # largest relative error of a rounding, the first two move the mean by at most u times the weighted mean of the
-        # parts' magnitudes, and its own adds u. In return interior rows are final after the own pass.
+        # Interior rows are final after the own pass. In return boundary rows are rounded twice to the output's type:
+        # at most 2 u times the weighted mean of the parts' magnitudes, with u the unit roundoff.
         options = {"scale": call.scale, "return_lse": True, "out_dtype": call.out_dtype}
         output, lse = self.own(q, k, v, **options, dropout=call.mask(self.masks[0], q.device))
         arrived = pending.wait()

@@ -41,12 +41,10 @@ class RankTrainer(Trainer):
     """`Trainer` on one rank. Rank 0 writes the files, and all ranks read them to resume.
 
     Args:
-        part: of this rank; the loaded graph of `others` has the data of its rows.
-        others: as of `Trainer`.
+        part: of this rank; the loaded graph of `others`, the arguments of `Trainer`, has the data of its rows.
 
     Raises:
         RankError: the ranks have different settings, weights or states.
-        ValueError: also as `Trainer`.
     """
 
     def __init__(self, group: Group, part: Part, *others: Any, **options: Any) -> None:
@@ -95,8 +93,7 @@ class RankTrainer(Trainer):
         sum_in_rank_order([total], self.group)
         return total
 
-    def _is_stopped(self) -> bool:
-        """Whether to stop: all ranks stop after the same epoch."""
+    def _is_stopped(self) -> bool:  # all ranks stop after the same epoch
         return self._all_stop
 
 
@@ -129,9 +126,8 @@ class PartTask(NodesTask):
     def __init__(self, part: Part, group: Group, loaded: LoadedGraph, model: GraphModel, plan: Plan) -> None:
         self.part, self.group = part, group
         super().__init__(loaded, *labels_of(loaded), model, plan)
-        of_ranks = all_values(group, (self.sizes, known_labels(self.whole.labels)))
-        self.sizes = {name: sum(sizes[name] for sizes, _ in of_ranks) for name in self.sizes}
-        known = [known for _, known in of_ranks]
+        sizes, known = zip(*all_values(group, (self.sizes, known_labels(self.whole.labels))), strict=True)
+        self.sizes = {name: sum(of_rank[name] for of_rank in sizes) for name in self.sizes}
         self.whole = Share(self.whole.inputs, self.whole.labels, known[group.rank] / max(sum(known), 1))
 
     def _prepared(self, loaded: LoadedGraph) -> GraphInputs:

@@ -25,6 +25,7 @@ from report.verdicts import (
     MISSING,
     NEAR,
     NO,
+    NOISE,
     PART,
     PREDICATES,
     VERDICTS,
@@ -45,6 +46,7 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
   the paper's times of each graph are published, its value is their mean over the graphs that we have too. The verdict
   is the least favourable one over all graphs and over real graphs alone; the authors' codes, run on the same GPU, are
   judged in their own column.
+* **On the edge**, in the remarks: {noise:.0%} more or less of what was measured turn the verdict.
 * **Statements about many cases** are {yes} if all cases hold, {part} if more than half do.
 * **Synthetic graphs alone** give at most "{part}", unless only the size of the graph matters.
 * **Not listed** are statements about algorithms, formats and models, which [tests](../tests) show, and what was not
@@ -112,7 +114,7 @@ def claims_page(data: Data, findings: Mapping[str, Finding]) -> str:
         parts.append(f"\n## {section['title']}\n\n{_table(section, findings, ours)}")
     totals = ["**all**", *map(sum, list(zip(*counted, strict=True))[1:])]
     counts = markdown(["claims", *VERDICTS], [*counted, totals])
-    words = {"near": NEAR, "half": HALF_WAY, "yes": YES, "part": PART, "no": NO}
+    words = {"near": NEAR, "half": HALF_WAY, "noise": NOISE - 1, "yes": YES, "part": PART, "no": NO}
     return HEAD.format(counts=counts, provenance=data.provenance(), **words) + "".join(parts).lstrip("\n")
 
 

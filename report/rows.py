@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 OUTCOME = {"order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power", "status", "reason"}
 OUTCOME |= {"relative_error", "note", "config", "config_sha", "data_source", "nodes", "graphs", "work"}
 OUTCOME |= {*Provenance.model_fields}
-IDENTITY = ["device", "recipe", *(name for name in Row.model_fields if name not in OUTCOME)]
+IDENTITY = ["device", *(name for name in Row.model_fields if name not in OUTCOME)]
 REORDERED = {NONE: "", "auto": "+reorder"}
 
 
@@ -73,7 +73,7 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     table = pd.DataFrame([row.model_dump() for row in rows])
     table = table.replace("<", "&lt;", regex=True)  # pages show text, and no HTML of a CSV
     table = table.assign(recipe=table["config_sha"].where(table["bench"] == "train", NONE))
-    table = table.sort_values("date", kind="stable").drop_duplicates(IDENTITY, keep="last", ignore_index=True)
+    table = table.sort_values("date", kind="stable").drop_duplicates(["recipe", *IDENTITY], keep="last", ignore_index=True)
     known = (table["data_sha256"] != NONE) & ~table["bench"].isin(["train", "infer"])
     first = table[known].groupby("data_sha256")["dataset"].min()
     table = table[~known | (table["dataset"] == table["data_sha256"].map(first))].reset_index(drop=True)

@@ -20,7 +20,7 @@ from .. import AttentionPlan, split_qkv
 from ..arguments import MOST_COLUMNS, check_integer
 from ..graph.csr import MAX_DIM
 from ..torch_side.autocast import input_type
-from .cached.dgl_edges import edges_of_dgl
+from .cached.dgl_edges import edges_of_dgl, factors_of
 from .cached.planned_edges import plan_edge_index, require_gradients
 from .joint.parameters import plain_parameters
 
@@ -68,7 +68,7 @@ class SparseMHA(nn.Module):
         """
         weight = self.q_proj.weight
         edges = edges_of_dgl(graph, weight.device)
-        if edges.has_values:
+        if factors_of(graph) is not None:
             raise ValueError(
                 "graph: its matrix has values other than 1, or trained ones, which the example multiplies to the "
                 "scores; fused3s.edge_attention does that, too"

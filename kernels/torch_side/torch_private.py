@@ -1,4 +1,4 @@
-"""All private names of torch that the library uses, in one place for the next torch.
+"""All private names of torch that the library uses, in one place.
 
 Each name is bound once, at import. If a public function does the same, more slowly, it is the fallback; without one, a
 torch that lacks the name is an ImportError.
@@ -101,9 +101,9 @@ _any_requires_grad = getattr(torch._C, "_any_requires_grad", None)
 def register_shortcut(
     library: torch.library.Library, operator: Any, run: Callable[..., Any], backward: Any, setup: Any
 ) -> None:
-    """Let calls that autograd does not record, as those of compiled code, go to `run` at once: the dispatcher converts
-    all arguments a second time on the way from autograd to the kernel, which takes half the time of a call. The other
-    arguments are those of `register_autograd`, which must come before."""
+    """Let calls that autograd does not record (such as calls in compiled code) go directly to `run`: the dispatcher
+    converts all arguments a second time on the way from autograd to the kernel, which takes half the time of a call.
+    The other arguments are those of `register_autograd`, which must come before."""
     if None in (_make_autograd, _below_autograd, _any_requires_grad):
         return
     recorded = _make_autograd(operator, torch._library.autograd.Info(backward, setup))

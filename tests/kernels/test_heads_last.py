@@ -123,12 +123,13 @@ def test_values_are_trained_also_from_one(form):
             fused3s.edge_attention(q, k, v, as_coo(edges, values))
 
 
-def test_changed_values_are_seen():
+@pytest.mark.parametrize("form", ["SparseMatrix", "CSR"])
+def test_changed_values_are_seen(form):
     edges = EDGE_LISTS["directed"]()
     q, k, v = inputs(edges.shape)
-    adj = FORMS["CSR"](edges, torch.ones(edges.num_edges, dtype=torch.float64))
+    adj = FORMS[form](edges, torch.ones(edges.num_edges, dtype=torch.float64))
     fused3s.edge_attention(q, k, v, adj)
-    adj.values().mul_(2)
+    (adj.val if form == "SparseMatrix" else adj.values()).mul_(2)
     found = fused3s.edge_attention(q, k, v, adj)
     assert_same(found, dense(q, k, v, edges, torch.full((edges.num_edges,), 2.0).double()), (q, k, v))
 
@@ -177,3 +178,12 @@ def test_is_dgl_sparse():
     adj = dglsp.spmatrix(torch.stack((edges.row, edges.col)), torch.randn(edges.num_edges).double(), edges.shape)
     expected = dglsp.bspmm(dglsp.bsddmm(adj, q, k.transpose(1, 0)).softmax(), v)
     assert_same(fused3s.edge_attention(q, k, v, adj), expected, (q, k, v))
+
+
+@pytest.mark.parametrize("form", ["graph", "COO", "plan"])
+def test_compiled(form):
+    edges = EDGE_LISTS["directed"]()
+    q, k, v = inputs(edges.shape)
+    adj = FORMS[form](edges, torch.ones(edges.num_edges, dtype=torch.float64))
+    compiled = torch.compile(lambda *tensors: 2 * fused3s.edge_attention(*tensors, adj), backend="aot_eager")
+    assert_same(compiled(q, k, v), 2 * fused3s.edge_attention(q, k, v, adj), (q, k, v))

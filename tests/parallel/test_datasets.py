@@ -64,11 +64,11 @@ def test_parts_keep_the_ids_of_an_edge_list(pool, tmp_path):
 
 
 def test_collections_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"data\.name = 'ogbg-molhiv': graphs of a collection cannot be divided"):
+    with pytest.raises(ValueError, match=r"data\.name = 'ogbg-molhiv': a collection of graphs; ranks divide one graph"):
         load_graph(Config.model_validate({"data": {"name": "ogbg-molhiv", "root": str(tmp_path)}}))
     counts = {"node_counts": [2, 3], "edge_counts": [1, 2], "u": [0, 0, 1], "v": [1, 1, 2]}
     np.savez(tmp_path / "mine.npz", **{key: np.array(values) for key, values in counts.items()})
-    with pytest.raises(ValueError, match=r"data\.name = 'mine': graphs of a collection"):
+    with pytest.raises(ValueError, match=r"data\.name = 'mine': a collection of graphs"):
         load_graph(config_of(tmp_path / "mine.npz"))
 
 

@@ -58,8 +58,8 @@ def test_parts_give_the_rows_of_the_whole_graph(partition, monkeypatch, place, d
         ]
         with poisoned_buffers(monkeypatch):
             packed = [
-                attention.passes.exchange.pack(*tensors[1:]).split(part.send_counts)
-                for attention, tensors, part in zip(attentions, of_parts, parts, strict=True)
+                attention.passes.exchange.pack(*tensors[1:]).split(attention.passes.exchange.send_counts)
+                for attention, tensors in zip(attentions, of_parts, strict=True)
             ]
         for rank, (attention, tensors, part) in enumerate(zip(attentions, of_parts, parts, strict=True)):
             arrived = torch.cat([of_sender[rank] for of_sender in packed])

@@ -45,8 +45,9 @@ def test_ranks_that_do_not_notice_a_killed_one_are_ended_and_late_ones_are_not(t
 KILLED = """
 import os, signal, clone, torch
 from fused3s.runtime.cuda_graph import capture
-from parallel import ranks, sum_in_rank_order
+from parallel import ranks
 from parallel.capture import capture_together
+from parallel.collectives import sum_in_rank_order
 with ranks("cuda") as group:
     tensor = torch.ones(1 << 20, device=group.device)
     run = lambda: sum_in_rank_order([tensor], group)

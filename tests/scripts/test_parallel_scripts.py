@@ -70,7 +70,9 @@ def test_a_collection_is_refused_by_every_rank(setting, tmp_path):
     for name in ("infer", "train"):
         found = on_ranks(name, *[setting] * 2)
         assert [status for status, _ in found] == [2, 2]
-        assert all("data.name = 'mine': graphs of a collection cannot be divided" in text for _, text in found), found
+        assert all("data.name = 'mine': a collection of graphs; ranks divide one graph" in text for _, text in found), (
+            found
+        )
 
 
 def test_training_writes_once_what_inference_reads(setting, tmp_path):

@@ -39,11 +39,10 @@ from parallel import (
     plan_part_attention,
     ranks,
     scatter,
-    sum_in_rank_order,
 )
 from parallel import group as group_module
 from parallel.capture import capture_together
-from parallel.collectives import gather_uneven
+from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.datasets import open_part
 from parallel.inputs import prepare_part
 from parallel.passes import SplitPasses

@@ -1,5 +1,6 @@
 """GATConv, GATv2Conv and AGNNConv of `fused3s.nn.dgl` against those of DGL, and TransformerConv against PyG's."""
 
+import re
 from copy import deepcopy
 
 import pytest
@@ -15,6 +16,11 @@ dgl = import_dgl()
 pytestmark = pytest.mark.usefixtures("formula", "one_thread")
 KINDS = "GATConv", "GATv2Conv", "AGNNConv"
 IN, OUT, HEADS = 12, 4, 3
+
+
+def named(argument):
+    """Id of an argument, the same in every process: the text of a function has its address."""
+    return re.sub(" at 0x[0-9a-f]+", "", str(argument))
 
 
 def random(*shape, seed=1):
@@ -118,6 +124,37 @@ def test_graphs_of_one_format(kind, form):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_in_hetero_graph_conv(kind):
+    ends = torch.tensor([0, 4, 2, 2, 1, 3]), torch.tensor([0, 1, 2, 2, 0, 1])
+    graph = dgl.heterograph(
+        {("a", "first", "b"): ends, ("a", "second", "b"): ([0], [0]), ("b", "third", "b"): ends[::-1]}
+    )
+    x, found = {"a": random(5, IN), "b": random(5, IN, seed=2)}, []
+    pairs = {etype: two(kind) for etype in graph.etypes}
+    for i in range(2):
+        layer = dgl.nn.HeteroGraphConv({etype: pair[i] for etype, pair in pairs.items()})
+        found.append(layer(graph, x)["b"])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["hub", "block"])
+@pytest.mark.parametrize("kind", [*KINDS, "TransformerConv"])
+def test_a_graph_on_the_cpu_serves_features_on_a_gpu(kind, name):
+    graph = GRAPHS[name]()
+    layer = getattr(fused3s.nn.dgl, kind)(*(() if kind == "AGNNConv" else (IN, OUT, HEADS)))
+    expected = trained(layer.double(), graph, feat_of(graph))
+    layer.float().cuda()
+    x = feat_of(graph).float().cuda().requires_grad_()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        layer(graph, x)
+    out = layer(graph, x)
+    (of_x,) = torch.autograd.grad((out * random(*out.shape, seed=3).float().cuda()).sum(), x)
+    for mine, right in zip((out, of_x), expected, strict=False):
+        assert (mine.cpu() - right).norm() <= 2e-6 * right.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_float32(kind):
     graph = GRAPHS["hub"]()
     theirs, ours = two(kind, dtype=torch.float32)
@@ -136,9 +173,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
 @pytest.mark.parametrize("kind", KINDS[:2])
-@pytest.mark.parametrize("sizes", [(IN, OUT, HEADS), (IN, IN // HEADS, HEADS), ((IN, IN), OUT, HEADS)], ids=str)
+@pytest.mark.parametrize("sizes", [(IN, OUT, HEADS), (IN, IN // HEADS, HEADS), ((IN, IN), OUT, HEADS)], ids=named)
 @pytest.mark.parametrize("name", ["hub", "block", "relation"])
 def test_arguments(kind, sizes, options, name):
     graph = GRAPHS[name]()
@@ -147,7 +184,7 @@ def test_arguments(kind, sizes, options, name):
     assert_same(trained(ours.eval(), graph, feat), trained(theirs.eval(), graph, feat))
 
 
-@pytest.mark.parametrize("sizes", [(IN, OUT, HEADS), ((IN, IN), OUT, HEADS)], ids=str)
+@pytest.mark.parametrize("sizes", [(IN, OUT, HEADS), ((IN, IN), OUT, HEADS)], ids=named)
 def test_shared_weights_of_gatv2(sizes):
     graph = GRAPHS["hub"]()
     theirs, ours = two("GATv2Conv", *sizes, share_weights=True)
@@ -173,7 +210,7 @@ def test_attention_weights_are_in_the_order_of_edge_ids(kind, name):
     assert_same(trained(ours, *given, get_attention=True), trained(theirs, *given, get_attention=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"residual": True}, {"bias": False, "activation": torch.relu}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"bias": False, "activation": torch.relu}], ids=named)
 @pytest.mark.parametrize("get_attention", [True, False])
 @pytest.mark.parametrize("name", ["repeated", "block", "relation"])
 def test_edge_weights_of_gat(name, get_attention, options):
@@ -193,14 +230,17 @@ def test_sums_of_edge_weights_in_bfloat16():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nodes_without_in_edges(kind):
-    graph = dgl.graph((torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2])), num_nodes=20)
+@pytest.mark.parametrize("count", [0, 3])
+def test_nodes_without_in_edges(kind, count):
+    graph = dgl.graph((torch.tensor([0, 1, 1])[:count], torch.tensor([1, 2, 2])[:count]), num_nodes=20)
     for layer in two(kind):
         with pytest.raises(dgl.DGLError, match=r"in-(edge|degree).*add_self_loop.*allow_zero_in_degree"):
             layer(graph, feat_of(graph))
     for layer in two(kind):
         layer.set_allow_zero_in_degree(True)
         layer(graph, feat_of(graph))
+    star = dgl.graph((torch.zeros(20, dtype=torch.int64), torch.arange(20)))
+    assert_same(*(trained(layer, star, feat_of(star)) for layer in two(kind)))  # without out-edges
     theirs, ours = two(kind, allow_zero_in_degree=True)
     assert_same(trained(ours, graph, feat_of(graph)), trained(theirs, graph, feat_of(graph)))
 
@@ -267,7 +307,7 @@ def test_wrong_arguments(kind):
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize(
-    "options", [{}, {"edge_dim": 5, "beta": True}, {"concat": False, "root_weight": False}], ids=str
+    "options", [{}, {"edge_dim": 5, "beta": True}, {"concat": False, "root_weight": False}], ids=named
 )
 def test_transformer_conv_is_the_layer_of_pyg(name, options):
     graph, edge_dim = GRAPHS[name](), options.get("edge_dim")
