@@ -711,3 +711,39 @@ def scale(data: Data) -> Grid:
         for size in of.SIZES
     }
     return Grid("edges", lines, columns)
+
+
+# Attention of groups of users
+
+DOORS = {
+    "mesh, 4 x 64, 300,000 nodes, fp32": {"variant": "mesh"} | of.FP32,
+    "weather, 16 x 64, 11 edge columns, bf16": {"variant": "weather"},
+    "driving, six layers of 8 x 16, 128 edge columns, fp32": {"variant": "driving"},
+    "relational, 8 x 32, three masks, bf16": {"variant": "relational", "plan": "fixed"},
+    "the same, new masks in every pass": {"variant": "relational", "plan": "rebuilt"},
+}
+
+
+@table()
+def doors(data: Data) -> Grid:
+    """Forward pass and all gradients of attention as groups of users have it (bench/doors.py), host included: gather,
+    PyG's softmax and scatter, eager and after `torch.compile`; for masks FlexAttention compiled; torch.sparse head by
+    head; and ours, eager. Ratio: compiled over ours. GiB: peak of PyTorch's allocator. Triton: the kernel of
+    anemoi-models (baselines/anemoi.py, for 0.19) over ours, forward, fp16, on other graphs and on an H200 at an earlier
+    commit, geometric mean over n graphs."""
+    where, memory = {"bench": "doors", "region": "step"}, {"metric": "peak_memory"}
+    ours, theirs = AUTO | of.EAGER, {"backend": ["pyg", "flex_attention"], "launch": "compiled"}
+    others = {"torch.sparse": {"backend": "csr_unfused"}, "PyG": PYG | of.EAGER, "compiled": theirs, "ours": ours}
+    columns = {f"ms: {name}": show(of.TIME | side, ".1f") for name, side in others.items()}
+    columns["ms: ratio"] = over(of.TIME | ours, of.TIME | theirs, by=["variant"])
+    columns |= {f"GiB: {name}": show(memory | side, ".1f", scale=2**-10) for name, side in others.items()}
+    columns["GiB: ratio"] = over(memory | ours, memory | theirs, by=["variant"])
+
+    def triton(data: Data, line: Where) -> str:
+        if line["variant"] != "weather" or data.pick(line | of.TIME | ours).empty:
+            return "-"
+        edges = of.TIME | of.WARM | of.OURS | of.H200 | {"bench": "edges", "edges": "low_rank_11"} | HALF
+        found = quiet(data.pairs(edges | {"heads": 16, "dim": 64}, {}, {"backend": "anemoi"}, HASH))
+        return f"{mean(found['ratio']):.2f} (n = {len(found)})" if len(found) else "-"
+
+    return Grid("attention", {name: where | line for name, line in DOORS.items()}, columns | {"Triton": triton})
