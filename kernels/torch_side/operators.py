@@ -18,13 +18,12 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..backends import REGISTRY
 from ..backends.base import BackwardCall, Call
 from ..runtime.semaphores import FreshSemaphores
 from ..terms.dropout import Dropout
-from ..terms.edge_data import FLOATS, MAX_FEATURES, TENSORS, BoundEdges
+from ..terms.edge_data import FLOATS, TENSORS, BoundEdges, pad_features
 from .autograd import gradients_of, names_of
 from .once_differentiable import refuse_double_backward
 from .torch_private import register_shortcut
@@ -112,8 +111,8 @@ def _sorted(call: Call, order: Tensor | None) -> Call:
     for place in OF_EDGES:
         if tensors[place] is not None:
             tensors[place] = tensors[place].index_select(0, order)
-    if tensors[0] is not None and tensors[0].shape[1] < MAX_FEATURES:  # kernels load whole rows
-        tensors[0] = functional.pad(tensors[0], (0, MAX_FEATURES - tensors[0].shape[1]))
+    if tensors[0] is not None:
+        tensors[0] = pad_features(tensors[0])
     return call._replace(edges=call.edges.with_tensors(tensors))
 
 
