@@ -323,8 +323,8 @@ def padded_columns(num_features: int) -> int:
 
 def pad_features(features: torch.Tensor) -> torch.Tensor:
     """Features [nnz, r] as kernels read them: `padded_columns(r)` columns, zeros behind the r."""
-    columns = features.shape[1]
-    return functional.pad(features, (0, padded_columns(columns) - columns))
+    missing = -features.shape[1] % FEATURE_STEP
+    return functional.pad(features, (0, missing)) if missing else features  # a pad of nothing copies
 
 
 def multiplied_keys(key: torch.Tensor, edges: BoundEdges, part: slice = slice(None)) -> torch.Tensor:

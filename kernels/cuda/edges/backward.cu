@@ -129,13 +129,15 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures
   static constexpr int kPartial = Base::kLanes * kLanePartial;
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills.
   static constexpr int kOtherTerms = kTerms & ~(kKeyFeatures | kValueFeatures | kDropout);
+  static constexpr bool kHasWideFeatures = kTerms & (kWideKeys | kWideValues);
   static constexpr bool kIsLargest =
-      (kTerms & (kWideKeys | kWideValues) && kTerms & kTypes) ||
+      (kHasWideFeatures && kTerms & kTypes) ||
       (kHasFeatures && (Base::kLaneFeatures > 8 || kTerms & kKeyFactor ||
                        (Base::kLaneFeatures == 8 && (kIsWide<kIn> || kOtherTerms || kDim % 4)) ||
                        (kIsWide<kIn> && ((kHasKeyFeatures && kHasValueFeatures) || kTerms & kTypes))));
   static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor) ||
                                    Term::kRowValues + Term::kColumnValues > 4 ||
+                                   (kHasWideFeatures && (kTerms & kExpression || (kArch >= 1000 && Base::kOwn > 1))) ||
                                    (kPass == Pass::kColumns ? kIsWide<kIn> || Base::kOwn == 1
                                                             : kIsWide<kIn> && kOtherTerms && Base::kOwn > 1);
   static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
@@ -308,7 +310,8 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     int gathered[kUnroll], type[kUnroll];
     i64 edge[kUnroll];
     // On sm_100 and newer an address of each edge in each array would stay in registers throughout the loop.
-    const int start = kArch >= 1000 && Group::kHasFeatures ? opaque(first) : first;
+    constexpr bool kKeepsAddresses = kArch < 1000 || !(Group::kHasFeatures || Group::kHasWideFeatures);
+    const int start = kKeepsAddresses ? first : opaque(first);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const bool exists = first + i < count;

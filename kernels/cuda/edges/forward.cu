@@ -87,7 +87,7 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kV
   static constexpr bool kIsLargest =
       kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>)) ||
       (kHasFeatures && kTerms & kKeyFactor) ||
-      (kTerms & (kWideKeys | kWideValues) && kTerms & kTypes && kTerms & kExpression);
+      (kTerms & (kWideKeys | kWideValues) && kTerms & kExpression && (kTerms & kTypes || kLaneDims > 8));
   static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor) ||
                                    (kTerms & (kWideKeys | kWideValues) && kTerms & kExpression);
   static constexpr bool kTight = kArch != 900 && ScoreTerm<kIn, kTerms>::kEdgeValues > 1;
