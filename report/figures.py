@@ -169,6 +169,7 @@ def fig7_sm_activity(data: Data) -> Figure | None:
 @figure(
     "fig8_end_to_end",
     "fig8_end_to_end_{dtype}",
+    in_git=[{"dtype": "float32"}, {"dtype": "float16"}],
     note="10 blocks, {dtype} outside attention, eager. Labels: milliseconds; ~: bound by the CPU, in no mean. cuSPARSE "
     "(csr_unfused) stands for DGL. The paper gives means alone. Mean: geometric, of the graphs with a d on which all "
     "ran, each its own mean over d. Peptides-struct has the edges of Peptides-func",
@@ -260,21 +261,3 @@ def learning_curves(data: Data) -> Figure | None:
     scores = ("accuracy", "balanced_accuracy", "f1", "rocauc", "ap", "mae", "rmse")
     where = {"bench": "train", "metric": [f"valid_{score}" for score in scores], "epoch": {"least": 1}}
     return lines(data, where, "epoch")
-
-
-@figure(
-    "sphere",
-    "sphere_{region}_{device}",
-    "Attention on the sphere, {region} pass, one head of 64 columns, fp16",
-    "torch-harmonics 0.9.3 was measured at another time. weight: log of the key's quadrature weight in the score",
-    in_git=[{"region": "forward"}, {"region": "backward"}],
-)
-def sphere(data: Data, region: str = "forward") -> Figure | None:
-    where = {"bench": "sphere", "metric": "kernel_time", "region": region, "heads": 1, "dim": 64}
-    series = [
-        ("torch_harmonics", of.SPHERE_CODES, "torch-harmonics"),
-        ("fused3s", of.OURS | {"edges": "log_weight_bias"}, "fused3s, weight by edge"),
-        ("fused3s", of.OURS | {"edges": "log_weight"}, "fused3s, weight by key"),
-        ("fused3s", of.OURS | {"edges": "none"}, "fused3s, no weight"),
-    ]
-    return times(data, where, "sum of kernel durations", series)
