@@ -45,6 +45,19 @@ def test_results_match_float64(monkeypatch, case):
                 call.check(call.run(monkeypatch, mode), f"{name}, {kind}, parts of {part_edges} edges")
 
 
+def test_rows_that_lose_all_their_edges(monkeypatch):
+    """By biases of -inf."""
+    for name in ("hub", "directed"):
+        shape = (EDGE_LISTS[name](), 3, 10, FLOAT)
+        call, other = (EdgeCall.make(*shape, kind, rank=40) for kind in ("bias_minus_infinity", "features"))
+        names = "padded_features", "num_features", "key_weight", "value_weight"
+        edges = replace(call.edges, **{name: getattr(other.edges, name) for name in names})
+        call = replace(call, edges=edges)
+        _, lse, _ = results = call.run(monkeypatch)
+        assert (lse[call.row] == -torch.inf).any()
+        call.check(results, name)
+
+
 def assert_same_bits(found, expected, label):
     """Output, log-sum-exp and gradients of two runs."""
     for left, right in zip((*found[:2], *found[2]), (*expected[:2], *expected[2]), strict=True):
