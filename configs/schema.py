@@ -209,8 +209,17 @@ class RuntimeConfig(Section):
     dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # non-attention layers (see models.fast)
     warmup: Passes = 3  # at least one: the first pass on a GPU may compile and tune
     repeats: Passes = 20
-    partition: Literal["auto", "halo", "heads", "allgather"] = "auto"  # of one graph on several GPUs (see parallel/)
     seed: Seed = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_partition(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and "partition" in settings:
+            raise ValueError(
+                f"runtime.partition = {settings['partition']!r}: no longer a key, since several ranks always exchange "
+                "the halo; leave it out (for one GPU, start without torchrun)"
+            )
+        return settings
 
 
 class TrainingConfig(Section):
@@ -279,8 +288,6 @@ class Config(Section):
         if form != "none" and not self.data.reads_file and not data.info(name).edge_feature_dim:
             having = ", ".join(one for one in data.names() if data.info(one).edge_feature_dim)
             problems.append(f"model.edge_features = {form!r} and data.name = {name!r}: these have them: {having}")
-        if self.runtime.partition == "heads" and self.model.heads == 1:
-            problems.append("runtime.partition = 'heads' and model.heads = 1: each rank needs a head")
         if self.model.kind != "graph_transformer" and self.runtime.dense in ("fused", "compiled"):
             problems.append(
                 f"runtime.dense = {self.runtime.dense!r} and model.kind = {self.model.kind!r}: it is of the Graph "

@@ -44,7 +44,6 @@ from parallel import (
     is_first_process,
     is_launched,
     ranks,
-    shared_from_first_rank,
 )
 from parallel.training import hash_of_weights
 
@@ -118,8 +117,6 @@ def infer(request: Request, kept: list[str], group: Group | None) -> bool:
         options = f"--verify {request.verify} --accuracy {request.accuracy} --output {request.output is not None}"
         check_agreement(group, {"configuration": config.sha(), "options": options})
     source = load_on_ranks(config, group) if group else load_source(config)
-    if source is None:  # one GPU is faster
-        return shared_from_first_rank(group, lambda: infer(request, kept, None))
     meta = source.loaded.meta
     check_forms(request.forms, source.loaded)
     if surrogate := surrogate_line(meta, config.data.source):

@@ -37,8 +37,9 @@ from configs import TrainConfig, load_config
 from configs.resolve import check_machine, resolve_device
 from inference.training_rows import curve_rows, learning_curve, run_rows
 from models import CheckpointError
-from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks, shared_from_first_rank
-from parallel.training import RankTrainer, load_on_ranks
+from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks
+from parallel.datasets import open_part
+from parallel.training import RankTrainer
 from training import Trainer, TrainingError, TrainResult
 from training.metrics import METRICS
 from training.setup import resolve_precision
@@ -97,10 +98,7 @@ def train(
     console.print(Text(f"loading {config.data.name}"))
     make_trainer = Trainer
     if group:
-        own = load_on_ranks(config, group, lambda text: console.print(Text(text)))
-        if own is None:  # one GPU is faster
-            return shared_from_first_rank(group, lambda: train(config_path, config, output, resume, results, None))
-        loaded, part = own
+        part, loaded, _ = open_part(config, group, lambda text: console.print(Text(text)))
         make_trainer = partial(RankTrainer, group, part)
     else:
         loaded = data.load(**config.load_arguments())

@@ -81,6 +81,7 @@ def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best, int, 
     try:
         state = read_torch_file(path)
         version, of = int(state["version"]), dict(state["run"])
+        of.pop("runtime.partition", None)  # a key of earlier states
         other = [key for key in {**run, **of} if run.get(key) != of.get(key)]
     except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise TrainingError(f"{path}: cannot be read as the state of a run ({error}); use another --output") from error

@@ -216,6 +216,13 @@ def test_data_that_cannot_be_trained_on(nodes, make_config, replaced, tmp_path, 
         Trainer(make_config(), replaced(nodes, **changes), tmp_path, seed=0)
 
 
+def test_a_state_with_a_key_that_is_gone_goes_on(nodes, make_config, trained, tmp_path):
+    trained(make_config(training__epochs=3), nodes, tmp_path)
+    state = torch.load(tmp_path / "last.pt")
+    torch.save(state | {"run": state["run"] | {"runtime.partition": "auto"}}, tmp_path / "last.pt")
+    assert Trainer(make_config(training__epochs=3), nodes, tmp_path, seed=0, resume=True).done == 3
+
+
 def test_a_state_that_is_cut_or_of_another_form(nodes, make_config, trained, tmp_path):
     trained(make_config(training__epochs=1), nodes, tmp_path)
     state = torch.load(tmp_path / "last.pt")
