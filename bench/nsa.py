@@ -24,9 +24,9 @@ from bench.backward import ALLOWED_OVER_TORCH
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import kernel_case, normal_inputs, of_query_heads, refuse_impossible
-from bench.records import Row
 from bench.runner import Case, Context, UnsupportedInputsError
-from bench.timers import time_kernels_by_turns
+from common.records import Row
+from common.timers import time_kernels_by_turns
 from configs.bench import BenchConfig, Shape
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edges import rows_of_edges

@@ -2,7 +2,7 @@
 
 A YAML file states only the values that it changes; the defaults are below, and those of runtime.warmup and
 runtime.repeats in the data set's registry entry. Whether a configuration is valid depends on nothing but its values:
-the machine is checked by `configs.resolve`, files when they are read.
+the machine is checked by `models.machine`, files when they are read.
 """
 
 import difflib

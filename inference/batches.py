@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.timers import Spread, mark, milliseconds_between
+from common.timers import Spread, mark, milliseconds_between
 from data.csr_batches import CsrBatch, CsrBatches, GraphRange
 from data.prefetch import made_ahead
 from fused3s import AttentionPlan
 from fused3s.graph.csr import CSRPattern
 from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
-from training.padded_batches import PaddedBatches
+from models.padded_batches import PaddedBatches
 
 MOST_QUEUED = 4  # batches whose logits the host has not taken yet: their memory is kept until then
 MADE_AHEAD = 2  # batches that a thread makes ahead

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.memory import is_out_of_memory
+from common.memory import is_out_of_memory
 from configs import Config
 
 

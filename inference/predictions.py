@@ -10,10 +10,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bench.places import check_place
+from common.places import check_place
 from data import LoadedGraph
 from data.atomic import replacing
-from training.metrics import OF_TARGETS
+from models.metrics import OF_TARGETS
 
 SUFFIXES = (".csv", ".npy", ".npz", ".pt")
 

@@ -1,23 +1,20 @@
 """Report and CSV rows of a run of `scripts/infer.py`."""
 
-from pathlib import Path
-
 import torch
 import yaml
 from rich.table import Table
 from rich.text import Text
 
-from bench.cli import console, errors, print_end
-from bench.host_load import describe_wait
-from bench.model_regions import save_trace
-from bench.provenance import device_name, provenance
-from bench.records import NONE, Row, append_rows
-from bench.runner import dtype_name, graph_columns
-from bench.timers import Spread
-from configs import Config
+from common.cli import console, errors, print_end
+from common.columns import dtype_name, run_columns
+from common.host_load import describe_wait
+from common.provenance import device_name
+from common.records import NONE, Row, append_rows
+from common.timers import Spread
 from data import GraphMeta
 from data.atomic import replacing
 from fused3s.graph.reorder.row_order import RowOrder
+from inference.model_regions import save_trace
 from inference.run import Run
 
 
@@ -132,23 +129,6 @@ def report_profile(run: Run) -> None:
     with torch.inference_mode(), replacing(trace) as unfinished:
         save_trace(run.execution, unfinished)
     console.print(Text(f"trace        {trace}: open it with chrome://tracing or https://ui.perfetto.dev"))
-
-
-def run_columns(
-    bench: str, config_path: Path, config: Config, meta: GraphMeta, device: torch.device, **own: object
-) -> dict[str, object]:
-    """Columns that all rows of a run share: the machine, the graph, the model, and its `own`."""
-    return {
-        **provenance(device).model_dump(),
-        **graph_columns(meta),
-        "bench": bench,
-        "config": str(config_path),
-        "config_sha": config.sha(),
-        **config.model.model_dump(include={"dim", "heads", "blocks"}),
-        "edges": config.model.edge_features,
-        "order": config.attention.reorder,
-        **own,
-    }
 
 
 def result_rows(run: Run) -> list[Row]:

@@ -9,18 +9,18 @@ import torch
 from rich.text import Text
 from torch import Tensor
 
-from bench.checks import Accuracy, Agreement, accuracy, compare
-from bench.cli import console
-from bench.host_load import HostLoad
-from bench.model_regions import time_attention, time_regions
-from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
+from common.cli import console
+from common.host_load import HostLoad
+from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
 from configs import Config
+from inference.agreement import Accuracy, Agreement, accuracy, compare
 from inference.batches import SetRun
+from inference.model_regions import time_attention, time_regions
 from inference.predictions import Form
-from inference.source import Attention, Source
+from inference.source import Attention, Cost, Source
 from models import Execution, GraphTransformer, prepare_execution
 from models.fast import COMPILED_HINT, begin_dense, compiling_pays
-from training.metrics import Score, score_on_test
+from models.metrics import Score, score_on_test
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,6 @@ class Request:
     results: Path  # CSV to append to
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Time and memory on one process."""
-
-    forward: Spread  # ms of a forward pass; of the first batch, where there are several
-    attention_share: Spread | None  # of it spent in attention, 0 to 1; None for layers that call a plan themselves
-    waited: float | None  # share of the time in which threads waited for a core meanwhile, see `bench.host_load`
-    format_build: float  # ms to build the sparse format, once per graph or batch
-    peak_memory: float  # MiB
-
-
 @dataclass
 class Run:
     """The record of a run: what its report and its CSV rows are made from."""
@@ -62,7 +51,7 @@ class Run:
     agreement: Agreement | None = None  # with the reference backend; None if not compared
     accuracy: Accuracy | None = None  # against the model in float32; None if not compared
     score: Score | None = None  # of trained weights on the labels; None for random weights and without labels
-    regions: dict[str, Spread] = field(default_factory=dict)  # ms, see `bench.model_regions`; empty if not profiled
+    regions: dict[str, Spread] = field(default_factory=dict)  # ms, see `inference.model_regions`; empty if not profiled
 
 
 def measure(source: Source, request: Request) -> Run:
@@ -149,7 +138,7 @@ def check(run: Run) -> None:
         run.score = score_on_test(logits, source.rows)
 
 
-def cost_of_all(costs: list[Cost]) -> Cost:
+def cost_of_all(costs: Sequence[Cost]) -> Cost:
     """Times of the slowest rank, and memory of the fullest one."""
     slowest = max(costs, key=lambda cost: cost.forward.median)
     return replace(slowest, peak_memory=max(cost.peak_memory for cost in costs))

@@ -1,39 +1,53 @@
 """What a run of `scripts/infer.py` computes: a model over one graph (or batch), or over all batches of a collection.
 
-Those of several ranks: `inference.ranks`.
+Those of several ranks: `parallel.inference`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 import data
 import fused3s
-from bench.cli import console, errors, progress
+from common.cli import console, errors, progress
+from common.timers import Spread
 from configs import Config
-from configs.resolve import check_machine, resolve_device, resolve_dtype
 from data import LoadedGraph
 from data.csr_batches import CsrBatches, GraphRange
 from fused3s.runtime.cuda_graph import CapturedGraph, CaptureError, capture
 from inference.batches import Passes, SetRun, eager_passes, replays, run_pass, run_set
 from inference.memory import memory_for
 from models import Execution, GraphInputs, GraphModel
+from models.build import build_model
 from models.graph_inputs import Attention as AnyAttention
 from models.graph_inputs import pattern_of
-from training.padded_batches import PaddedBatches, make_room, padding_refused
-from training.setup import build_model
-from training.weights import find_weights, load_weights, named_weights
+from models.machine import check_machine, resolve_device, resolve_dtype
+from models.padded_batches import PaddedBatches, make_room, padding_refused
+from models.trained_weights import find_weights, load_weights, named_weights
 
 
 class Attention(AnyAttention, Protocol):
     """A plan, or the attention of a part of a graph."""
 
     backend: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time and memory on one process."""
+
+    forward: Spread  # ms of a forward pass; of the first batch, where there are several
+    attention_share: Spread | None  # of it spent in attention, 0 to 1; None for layers that call a plan themselves
+    waited: float | None  # share of the time in which threads waited for a core meanwhile, see `common.host_load`
+    format_build: float  # ms to build the sparse format, once per graph or batch
+    peak_memory: float  # MiB
 
 
 class Source:
@@ -109,9 +123,13 @@ class Source:
         `torch.inference_mode()`."""
         return self._reference(model, dtype, self.loaded.graph)
 
-    def lines(self) -> dict[str, str]:
-        """Lines of the report about the ranks."""
-        return {}
+    def costs(self, own: Cost) -> list[Cost]:
+        """The cost of this process, or those of all ranks in their order."""
+        return [own]
+
+    def ranks_table(self, costs: Sequence[Cost]) -> Table | None:
+        """A report about the ranks; None for one process."""
+        return None
 
     def columns(self) -> dict[str, object]:
         """Columns of a row of results about the ranks."""

@@ -18,9 +18,8 @@ from parallel.attention import PartAttention, plan_part_attention
 from parallel.builder import partition_graph
 from parallel.collectives import gather_rows, sum_in_rank_order
 from parallel.cost_model import SCHEMES, Link
-from parallel.errors import PartitionError, RankError
+from parallel.errors import PartitionError
 from parallel.group import Group, all_values, check_agreement, on_first_rank, ranks, shared_from_first_rank
-from parallel.launch import error_text, is_first_process, is_launched
 from parallel.part import Part, Partition, load_part, load_partition
 from parallel.source import GraphSource, source_from_csr, source_from_edges
 
@@ -34,13 +33,9 @@ __all__ = [
     "PartAttention",
     "Partition",
     "PartitionError",
-    "RankError",
     "all_values",
     "check_agreement",
-    "error_text",
     "gather_rows",
-    "is_first_process",
-    "is_launched",
     "load_part",
     "load_partition",
     "on_first_rank",

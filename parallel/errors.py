@@ -5,10 +5,6 @@ class PartitionError(ValueError):
     """A partition is missing, unfinished, damaged, or of another graph or number of ranks. The text says what to do."""
 
 
-class RankError(RuntimeError):
-    """Ranks disagree, or one of them ended. The text names the rank and the reason."""
-
-
 class CollectionError(ValueError):
     """A collection of graphs where one graph is needed."""
 

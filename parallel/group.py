@@ -32,8 +32,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from common.launch import RankError
 from fused3s.torch_side.torch_private import default_store
-from parallel.errors import RankError
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may compile
 MEETING_TIMEOUT = 120.0  # the same, at the start

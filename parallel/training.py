@@ -20,6 +20,7 @@ from configs import TrainConfig
 from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph
 from models import Attention, GraphInputs, GraphModel
+from models.metrics import UNKNOWN, labels_of
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.cost_model import LINKS, Choice
@@ -31,7 +32,6 @@ from parallel.report import partition_lines
 from training.log import EpochRecord
 from training.loop import Trainer
 from training.losses import balanced_cross_entropy
-from training.metrics import UNKNOWN, labels_of
 from training.setup import resolve_precision
 from training.step import Step
 from training.tasks import PARTS, Batch, Forward, GraphsTask, NodesOfGraphsTask, Plan, Task

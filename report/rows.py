@@ -1,6 +1,6 @@
 """Recorded rows as one data frame, and how rows are chosen.
 
-Beside the columns of `bench.records.Row` the frame has
+Beside the columns of `common.records.Row` the frame has
 
     kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
     label    name of the graph, with its kind unless that is real: "reddit (synthetic)"
@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from bench.records import NONE, Provenance, Row, read_rows
+from common.records import NONE, Provenance, Row, read_rows
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent

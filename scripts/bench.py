@@ -18,12 +18,13 @@ import clone  # noqa: F401, stands first
 import typer
 
 import fused3s
-from bench import cli
 from bench.measures import MEASURES
-from bench.records import check_results_file
 from bench.runner import DeviceLostError, devices_of, run_bench
+from common import cli
+from common.launch import RankError, error_text, is_first_process, is_launched
+from common.records import check_results_file
 from configs.bench import load_bench_config
-from parallel import RankError, error_text, is_first_process, is_launched, ranks
+from parallel import ranks
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

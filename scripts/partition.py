@@ -18,9 +18,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bench import cli
-from bench.cli import console
-from bench.places import check_folder
+from common import cli
+from common.cli import console
+from common.places import check_folder
 from configs import load_config
 from parallel import partition_graph
 from parallel.builder import EDGES_PER_BLOCK

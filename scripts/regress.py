@@ -29,12 +29,12 @@ from rich.table import Table
 from rich.text import Text
 
 import fused3s
-from bench import cli
-from bench.cli import console
 from bench.measures import MEASURES
-from bench.provenance import device_name
-from bench.records import Row, check_results_file, read_rows
 from bench.runner import Case, DeviceLostError, devices, run_bench
+from common import cli
+from common.cli import console
+from common.provenance import device_name
+from common.records import Row, check_results_file, read_rows
 from configs.bench import load_bench_config
 from report.rows import IDENTITY, measurement_files
 

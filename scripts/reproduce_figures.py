@@ -32,9 +32,8 @@ import yaml
 from rich.text import Text
 
 import data
-from bench.cli import console, short_errors
-from bench.provenance import provenance
-from bench.runner import NOT_LOADED
+from common.cli import NOT_LOADED, console, short_errors
+from common.provenance import provenance
 from configs import Config, TrainConfig, load_config
 from configs.bench import load_bench_config
 from configs.suite import PAPER, STEPS

@@ -14,8 +14,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -28,19 +28,18 @@ from rich.text import Text
 
 import data
 import fused3s
-from bench import cli
-from bench.cli import console, errors
-from bench.places import check_folder
-from bench.records import append_rows, check_results_file
-from bench.runner import NOT_LOADED
+from common import cli
+from common.cli import NOT_LOADED, console, errors
+from common.launch import RankError, error_text, is_first_process, is_launched
+from common.places import check_folder
+from common.records import append_rows, check_results_file
 from configs import TrainConfig, load_config
-from configs.resolve import check_machine, resolve_device
-from inference.training_rows import curve_rows, learning_curve, run_rows
+from data import LoadedGraph
 from models import CheckpointError
-from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks, shared_from_first_rank
-from parallel.training import RankTrainer, load_on_ranks
+from models.machine import check_machine, resolve_device
+from models.metrics import METRICS
 from training import Trainer, TrainingError, TrainResult
-from training.metrics import METRICS
+from training.rows import curve_rows, learning_curve, run_rows
 from training.setup import resolve_precision
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
@@ -75,8 +74,7 @@ def main(
         check_folder("--output", output)
         device = resolve_device(settings.runtime.device)
         check_machine(settings, device, resolve_precision(settings.training.precision, device))
-        with ranks(settings.runtime.device) if is_launched() else nullcontext() as group:
-            finished = train(config, settings, output, resume, results, group)
+        finished = load_and_train(settings, partial(train, config, settings, output, resume, results))
     raise typer.Exit(0 if finished else INTERRUPTED)
 
 
@@ -90,20 +88,32 @@ def run_folder(config: str, dataset: str, overrides: Sequence[str]) -> Path:
     return Path("runs", re.sub(r"[^\w.=+-]+", "_", "-".join(parts)))
 
 
-def train(
-    config_path: Path, config: TrainConfig, output: Path, resume: bool, results: Path, group: Group | None
-) -> bool:
-    """Train all seeds, on several ranks as one of `group`; False if Ctrl-C ended it."""
+def load_and_train(config: TrainConfig, train: Callable[[LoadedGraph, Callable[..., Trainer]], bool]) -> bool:
+    """`train` with the data set and what makes a trainer, on one process or as one of several ranks."""
     console.print(Text(f"loading {config.data.name}"))
-    make_trainer = Trainer
-    if group:
+    if not is_launched():
+        return train(data.load(**config.load_arguments()), Trainer)
+    from parallel import ranks, shared_from_first_rank  # on use: most runs have one process
+    from parallel.training import RankTrainer, load_on_ranks
+
+    with ranks(config.runtime.device) as group:
         own = load_on_ranks(config, group, lambda text: console.print(Text(text)))
         if own is None:  # one GPU is faster
-            return shared_from_first_rank(group, lambda: train(config_path, config, output, resume, results, None))
+            return shared_from_first_rank(group, lambda: train(data.load(**config.load_arguments()), Trainer))
         loaded, part = own
-        make_trainer = partial(RankTrainer, group, part)
-    else:
-        loaded = data.load(**config.load_arguments())
+        return train(loaded, partial(RankTrainer, group, part))
+
+
+def train(
+    config_path: Path,
+    config: TrainConfig,
+    output: Path,
+    resume: bool,
+    results: Path,
+    loaded: LoadedGraph,
+    make_trainer: Callable[..., Trainer],
+) -> bool:
+    """Train all seeds; False if Ctrl-C ended it."""
     found: dict[int, TrainResult] = {}
     curves = []
     for seed in config.seeds:
@@ -125,18 +135,13 @@ def train(
         found[seed] = trainer.result
         if trainer.writes:
             curves.append(learning_curve(trainer))
-            append_rows(results, run_rows(trainer, config_path, rank_columns(trainer)))
+            append_rows(results, run_rows(trainer, config_path))
         console.print(Text(f"weights      {trainer.weights_path}"))
     if trainer.writes:
-        append_rows(results, curve_rows(trainer, curves, config_path, rank_columns(trainer)))
+        append_rows(results, curve_rows(trainer, curves, config_path))
         console.print(report_table(found, trainer.unit))
         cli.print_end("rows", results)
     return True
-
-
-def rank_columns(trainer: Trainer) -> dict[str, object]:
-    """Columns of a row of results: on several ranks their number and how they divide the work."""
-    return trainer.columns() if isinstance(trainer, RankTrainer) else {}
 
 
 def describe(trainer: Trainer) -> None:
@@ -151,8 +156,7 @@ def describe(trainer: Trainer) -> None:
         "layers": trainer.dense,
         "CUDA graph": f"{'yes' if trainer.captured else 'no'} ({trainer.graph_reason})",
     }
-    if isinstance(trainer, RankTrainer):
-        lines |= trainer.lines()
+    lines |= trainer.lines()
     if trainer.done:
         lines["resumed"] = f"after epoch {trainer.done}"
     for name, text in lines.items():

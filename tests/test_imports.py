@@ -15,13 +15,14 @@ ALLOWED = {
     "data": {"fused3s"},
     "baselines": {"fused3s", "data"},
     "dense": {"fused3s"},
-    "models": {"fused3s", "dense"},
-    "configs": {"fused3s", "baselines", "dense", "data"},
-    "training": {"fused3s", "data", "models", "configs"},
-    "parallel": {"fused3s", "data", "models", "configs", "training"},
-    "bench": {"fused3s", "baselines", "dense", "data", "models", "configs", "training", "parallel"},
-    "inference": {"fused3s", "data", "models", "configs", "training", "parallel", "bench"},
-    "report": {"bench", "configs"},
+    "configs": {"baselines", "data"},
+    "common": {"fused3s", "data", "configs"},
+    "models": {"fused3s", "baselines", "dense", "data", "configs"},
+    "inference": {"fused3s", "data", "configs", "common", "models"},
+    "training": {"fused3s", "data", "configs", "common", "models"},
+    "parallel": {"fused3s", "data", "configs", "common", "models", "inference", "training"},
+    "bench": {"fused3s", "baselines", "data", "configs", "common", "models", "inference", "training", "parallel"},
+    "report": {"configs", "common", "bench"},
 }
 
 

@@ -16,8 +16,8 @@ from bench import captured_loop, layer_model, layers
 from bench.layer_batches import draw_batches
 from bench.layer_model import TYPES, LayerModel, TrainingStep, first_layer_errors, run_in_parts
 from bench.measures import MEASURES
-from bench.provenance import provenance
 from bench.runner import Context, measured
+from common.provenance import provenance
 from configs.bench import Shape, Workload, load_bench_config
 from data.dgl import import_dgl
 

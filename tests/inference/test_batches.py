@@ -13,7 +13,7 @@ from fused3s import plan_attention
 from inference.batches import eager_passes, replays, run_pass
 from models import Execution, GraphTransformer, prepare_execution
 from models.fast import choose_dense
-from training.padded_batches import PaddedBatches, make_room, padding_refused
+from models.padded_batches import PaddedBatches, make_room, padding_refused
 
 CPU, HEADS = torch.device("cpu"), 2
 

@@ -5,7 +5,7 @@ import pytest
 import scipy.special
 import torch
 
-from bench.places import check_folder
+from common.places import check_folder
 from data import GraphMeta, LoadedGraph
 from inference.predictions import Form, check_forms, check_predictions_path, save_predictions
 

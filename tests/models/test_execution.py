@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from baselines import REGISTRY
-from bench.checks import compare
 from data.dgl import import_dgl
 from dense.block import dense_block_unavailable
 from fused3s import plan_attention
 from fused3s.backends.reference import ReferenceBackend
+from inference.agreement import compare
 from models import CudaGraphError, DenseUnavailableError, StaleWeightsError, prepare_execution
 from models.fast import choose_dense, compiling_pays, training_path
 from models.weight_copies import CopiedModules

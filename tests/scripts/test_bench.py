@@ -9,7 +9,7 @@ import pytest
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
-from bench.records import RUNS, read_rows
+from common.records import RUNS, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--set", "graphs=[cora]", "--set", "source=synthetic", "--set", "shapes=[1x8]", "--set", "repeats=2")

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import data
 from baselines import REGISTRY
-from bench.runner import NOT_LOADED
+from common.cli import NOT_LOADED
 from configs import load_config
 from dense.block import dense_block_unavailable
 from models import GraphTransformer

@@ -9,8 +9,8 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 from bench.measures import MEASURES
-from bench.records import append_rows, read_rows
-from bench.runner import NOT_LOADED
+from common.cli import NOT_LOADED
+from common.records import append_rows, read_rows
 from configs.bench import load_bench_config
 from report.rows import IDENTITY
 

@@ -9,7 +9,7 @@ import pytest
 import reproduce_figures as script
 from typer.testing import CliRunner
 
-from bench.runner import NOT_LOADED
+from common.cli import NOT_LOADED
 from configs import load_config
 from configs.bench import load_bench_config
 from configs.schema import Config, TrainConfig

@@ -8,9 +8,9 @@ from formula_backend import FormulaBackend
 
 from baselines import REGISTRY
 from bench.measures import MEASURES
-from bench.provenance import provenance
-from bench.records import Row, read_rows
 from bench.runner import Context, run_bench
+from common.provenance import provenance
+from common.records import Row, read_rows
 from configs.bench import BenchConfig, load_bench_config
 
 CPU = torch.device("cpu")

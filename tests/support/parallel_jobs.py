@@ -20,6 +20,7 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 from baselines import REGISTRY
+from common.launch import RankError
 from configs import TrainConfig
 from data.dgl import import_dgl
 from fused3s.backends.base import Gradients
@@ -31,7 +32,6 @@ from models import GraphTransformer
 from parallel import (
     Group,
     PartitionError,
-    RankError,
     check_agreement,
     gather_rows,
     inputs,

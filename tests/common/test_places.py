@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.places import check_folder, check_place
+from common.places import check_folder, check_place
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.gpu_state import clock_and_power, limits
+from common.gpu_state import clock_and_power, limits
 
 
 def test_a_cpu_has_neither():

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.model_regions import REGIONS, save_trace, time_attention, time_eager, time_regions
-from bench.timers import Spread, times_inside
+from common.timers import Spread, times_inside
 from data.dgl import import_dgl
 from fused3s import plan_attention
+from inference.model_regions import REGIONS, save_trace, time_attention, time_eager, time_regions
 from models import GraphTransformer, prepare_execution
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.timers import (
+from common.timers import (
     Rounds,
     Spread,
     mark,

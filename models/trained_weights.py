@@ -19,7 +19,7 @@ from data import GraphMeta
 from data.atomic import replacing
 from models import CheckpointError, GraphModel, load_checkpoint
 from models.checkpoint import CHECKSUM, read_safetensors, safetensors_bytes
-from training.metrics import METRICS, shown
+from models.metrics import METRICS, shown
 
 # Keys of `model` that shape the weights.
 LATER = {"random_walk": 0, "virtual_node": False}  # those that the first records lack, with what these have
@@ -36,7 +36,7 @@ class TrainedWeights:
     Attributes:
         data, data_sha256, data_source: data set, hash of its edges and its source (see `data.GraphMeta`).
         graphs: number of graphs of the data set.
-        metric: a name of `training.metrics.METRICS`.
+        metric: a name of `models.metrics.METRICS`.
         valid, test: metric on these splits; test is None before the end of the run.
         unit: of the metric and of the model's outputs; "" for none.
         epoch: epoch of the weights, the one with the best validation metric.

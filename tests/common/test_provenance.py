@@ -6,8 +6,8 @@ import subprocess
 import pytest
 import torch
 
-from bench import provenance as module
-from bench.provenance import provenance
+from common import provenance as module
+from common.provenance import provenance
 
 CPU = torch.device("cpu")
 

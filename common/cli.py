@@ -17,11 +17,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
-from bench.records import NONE, Row
-from configs import load_config
-from configs.load import Schema
+from common.launch import is_launched
+from common.records import NONE, Row
 from configs.schema import Section
 
+NOT_LOADED = 3  # exit status: a graph could not be loaded, and the others were measured
 WIDE = 500  # columns of a log: tables are as wide as they need
 console = Console(
     highlight=False,
@@ -116,12 +116,6 @@ def progress(steps: int, done: int = 0, unit: str = "") -> Iterator[Callable[[st
         yield lambda description, count: bar.update(task, description=description, advance=count, refresh=True)
 
 
-def read_config(path: Path, overrides: list[str] | None, schema: type[Schema]) -> Schema:
-    """The configuration; loading its graphs will be logged."""
-    configure_logging("data")
-    return load_config(path, overrides or [], schema)
-
-
 def describe_config(title: Path | str, config: Section, *, hidden: str = "") -> Text:
     """The resolved configuration, one line per section, without the section `hidden`."""
     sections = config.model_dump(mode="json", exclude={hidden}).items()
@@ -139,8 +133,6 @@ def print_end(written: str, results: Path, problems: Iterable[str] = ()) -> None
 
 def repeat_command() -> str:
     """The command line of this run, with the Python or torchrun of this environment, whether it is activated or not."""
-    from parallel.launch import is_launched  # on use: it imports torch
-
     if is_launched():
         program, ranks = "torchrun", ["--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "N")]
     else:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import timers as measure
-from bench.timers import (
+from common import timers as measure
+from common.timers import (
     Spread,
     _times_behind_spin,
     l2_flusher,
@@ -158,7 +158,7 @@ def test_gpu_timer_sees_the_gpu_and_memory_the_tensor():
 
 def run_on_gpu(code: str) -> str:
     """Output of a fresh process: a failed capture could affect other tests."""
-    head = "import torch\nfrom bench.timers import *\ndevice = torch.device('cuda', torch.cuda.current_device())\n"
+    head = "import torch\nfrom common.timers import *\ndevice = torch.device('cuda', torch.cuda.current_device())\n"
     done = subprocess.run([sys.executable, "-c", head + code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout

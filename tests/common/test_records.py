@@ -8,8 +8,8 @@ import pytest
 from kernel_rows import row
 from pydantic import ValidationError
 
-from bench import records
-from bench.records import (
+from common import records
+from common.records import (
     RUN_COLUMNS,
     RUNS,
     ResultsFileError,

@@ -5,7 +5,7 @@ import torch
 
 from baselines import REGISTRY
 from configs import Config, TrainConfig
-from configs.resolve import check_machine, resolve_device, resolve_dtype
+from models.machine import check_machine, resolve_device, resolve_dtype
 
 GPU = torch.device("cuda", 0)
 

@@ -7,23 +7,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.records import Row
-from bench.runner import dtype_name
-from bench.timers import Spread
-from inference.report import run_columns
-from training import Trainer
+from common.columns import dtype_name, run_columns
+from common.records import Row
+from common.timers import Spread
 from training.log import LOG
+from training.loop import Trainer
 
 CURVE_POINTS = 40
 
 
-def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[Row]:
+def run_rows(trainer: Trainer, config_path: Path) -> list[Row]:
     """The metric of a finished run on the validation and the test split, the time of an epoch's steps, and that of the
-    whole training.
-
-    Args:
-        also: further columns.
-    """
+    whole training."""
     result = trainer.result
     shared = _columns(trainer, config_path) | {
         "checkpoint": str(trainer.weights_path),
@@ -37,7 +32,7 @@ def run_rows(trainer: Trainer, config_path: Path, also: dict[str, Any]) -> list[
         "training_time": ("s", [] if result.total_seconds is None else [result.total_seconds]),
     }
     return [
-        Row(**shared | also, metric=metric, unit=unit, **Spread.of(values).columns())
+        Row(**shared, metric=metric, unit=unit, **Spread.of(values).columns())
         for metric, (unit, values) in measured.items()
         if values
     ]
@@ -48,7 +43,7 @@ def learning_curve(trainer: Trainer) -> list[float]:
     return pd.read_csv(trainer.folder / LOG)["valid_metric"].tolist()
 
 
-def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Path, also: dict[str, Any]) -> list[Row]:
+def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Path) -> list[Row]:
     """Up to CURVE_POINTS epochs, the first and the last among them, of the learning curves of several seeds, of which
     `trainer` ran one; a run that stopped early counts with its last value. metrics.csv has all epochs."""
     about = {"metric": f"valid_{trainer.result.metric}", "unit": trainer.unit or "1"}
@@ -57,7 +52,7 @@ def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Pat
     epochs = max(map(len, curves))
     for epoch in np.linspace(1, epochs, min(epochs, CURVE_POINTS)).round().astype(int):
         spread = Spread.of([curve[min(epoch, len(curve)) - 1] for curve in curves])
-        rows.append(Row(**shared | also, region=f"epoch {epoch}", **spread.columns()))
+        rows.append(Row(**shared, region=f"epoch {epoch}", **spread.columns()))
     return rows
 
 
@@ -70,4 +65,5 @@ def _columns(trainer: Trainer, config_path: Path) -> dict[str, Any]:
         launch="cuda_graph" if trainer.captured else "eager",
         scope="model",
         status="unchecked",
+        **trainer.columns(),
     )

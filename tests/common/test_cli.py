@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench import cli
+from common import cli
 
 
 def test_the_command_to_repeat_can_be_pasted(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-from bench.gpu_state import limits
-from bench.records import NONE, Provenance
+from common.gpu_state import limits
+from common.records import NONE, Provenance
 
 _ROOT = Path(__file__).resolve().parent.parent
 

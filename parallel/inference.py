@@ -9,17 +9,29 @@ from rich.text import Text
 from torch import Tensor
 
 import data
-from bench.cli import errors
+from common.cli import errors
 from configs import Config
-from configs.resolve import check_machine, resolve_dtype
 from data import LoadedGraph
 from fused3s import AttentionPlan
 from fused3s.runtime.cuda_graph import CapturedGraph
 from inference.batches import SetRun
+from inference.infer import infer
 from inference.memory import memory_for
-from inference.source import AllBatches, Attention, Source
+from inference.run import Request
+from inference.source import AllBatches, Attention, Cost, Source, load_source
 from models import Execution, GraphInputs, GraphModel
-from parallel import Group, Part, PartAttention, all_values, check_agreement, gather_rows, on_first_rank
+from models.machine import check_machine, resolve_dtype
+from parallel import (
+    Group,
+    Part,
+    PartAttention,
+    all_values,
+    check_agreement,
+    gather_rows,
+    on_first_rank,
+    ranks,
+    shared_from_first_rank,
+)
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven
 from parallel.cost_model import LINKS, Choice
@@ -27,9 +39,32 @@ from parallel.datasets import gather_labels, loaded_part, open_part
 from parallel.inputs import plan_model_attention, prepare_part, refuse_on_ranks, refuse_settings, runs_on_one_gpu
 from parallel.report import partition_lines
 from parallel.sharing import share_of_batches
+from parallel.training import hash_of_weights
 
 
-class PartOfGraph(Source):
+class OfRanks(Source):
+    """What the sources of several ranks report."""
+
+    group: Group
+
+    def costs(self, own: Cost) -> list[Cost]:
+        return all_values(self.group, own)
+
+    def lines(self) -> dict[str, str]:
+        """How the ranks divide the work."""
+        raise NotImplementedError
+
+    def ranks_table(self, costs: Sequence[Cost]) -> Table:
+        """The scheme, the partition and the memory of each rank in MiB."""
+        title = f"Ranks: {len(costs)}; times and memory above are of the slowest and the fullest one"
+        table = Table("", title)
+        of_each = ", ".join(f"{cost.peak_memory:,.0f} MiB" for cost in costs)
+        for name, text in {**self.lines(), "memory of each": of_each}.items():
+            table.add_row(name, Text(text))
+        return table
+
+
+class PartOfGraph(OfRanks):
     """This rank's rows of one graph; `loaded` has their labels and splits."""
 
     exchanges = True
@@ -80,7 +115,7 @@ class PartOfGraph(Source):
         return {**_columns(self.group), **columns}
 
 
-class ShareOfBatches(AllBatches):
+class ShareOfBatches(OfRanks, AllBatches):
     """This rank's batches of a collection, of which `loaded` holds all graphs.
 
     The batches are consecutive: the outputs of the ranks follow one another.
@@ -126,6 +161,19 @@ class ShareOfBatches(AllBatches):
         return {**_columns(self.group), "variant": "data parallel"}
 
 
+def infer_on_ranks(request: Request, kept: list[str]) -> bool:
+    """`infer` as one of the ranks that a launcher started, or on rank 0 alone where one GPU is faster."""
+    config = request.config
+    with ranks(config.runtime.device) as group:
+        options = f"--verify {request.verify} --accuracy {request.accuracy} --output {request.output is not None}"
+        check_agreement(group, {"configuration": config.sha(), "options": options})
+        source = load_on_ranks(config, group)
+        if source is None:
+            return shared_from_first_rank(group, lambda: infer(request, load_source(config), kept))
+        check_agreement(group, {"weights": hash_of_weights(source.model), "graph": source.loaded.meta.sha256})
+        return infer(request, source, kept)
+
+
 def load_on_ranks(config: Config, group: Group) -> Source | None:
     """This rank's part of the graph, or its share of the collection; None if rank 0 is to run the graph alone."""
     dtype = resolve_dtype(config.attention.dtype, group.device)
@@ -144,15 +192,6 @@ def load_on_ranks(config: Config, group: Group) -> Source | None:
         # Rank 0 alone downloads.
         loaded = on_first_rank(group, lambda: data.load(**arguments)) or data.load(**arguments)
     return ShareOfBatches(config, group, loaded)
-
-
-def ranks_table(source: Source, memory: Sequence[float]) -> Table:
-    """The scheme, the partition and the memory of each rank in MiB."""
-    table = Table("", f"Ranks: {len(memory)}; times and memory above are of the slowest and the fullest one")
-    of_each = ", ".join(f"{one:,.0f} MiB" for one in memory)
-    for name, text in {**source.lines(), "memory of each": of_each}.items():
-        table.add_row(name, Text(text))
-    return table
 
 
 def _check_backend(group: Group, attention: Attention) -> None:

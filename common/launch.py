@@ -3,6 +3,10 @@
 import os
 
 
+class RankError(RuntimeError):
+    """Ranks disagree, or one of them ended. The text names the rank and the reason."""
+
+
 def is_launched() -> bool:
     """Whether a launcher such as torchrun started this process as a rank."""
     return "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"

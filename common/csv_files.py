@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.records import NOT_BUILT, ResultsFileError
+from common.records import NOT_BUILT, ResultsFileError
 
 AS_TEXT = {"dtype": str, "keep_default_na": False}
 
