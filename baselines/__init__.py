@@ -11,42 +11,27 @@
 "auto" never chooses them.
 """
 
-from fused3s.backends import REGISTRY, register
-
-from .anemoi import AnemoiBackend
-from .dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
-from .dgl import DGLBackend
-from .flashsparse import FlashSparseBackend
-from .flex_attention import FlexAttentionBackend
-from .fused3s_paper import Fused3SPaperBackend
-from .published import (
-    PublishedDFGNNBackend,
-    PublishedFlashSparseBackend,
-    PublishedFused3SBackend,
-    TurboGNNBackend,
-)
-from .pyg import PyGBackend
-from .sdpa_padded import SDPAPaddedBackend
-from .torch_harmonics import TorchHarmonicsBackend
+from fused3s.backends import REGISTRY, defer
 
 __all__ = ["REGISTRY"]
 
-register(
-    Fused3SPaperBackend(),
-    DGLBackend(),
-    DFGNNTilingBackend(),
-    DFGNNHyperBackend(),
-    FlashSparseBackend(stable=False),
-    FlashSparseBackend(stable=True),
-    PyGBackend(),
-    AnemoiBackend(),
-    TorchHarmonicsBackend(),
-    FlexAttentionBackend(),
-    SDPAPaddedBackend(),
-    PublishedFused3SBackend(),
-    PublishedFlashSparseBackend(stable=False),
-    PublishedFlashSparseBackend(stable=True),
-    PublishedDFGNNBackend("tiling"),
-    PublishedDFGNNBackend("hyper"),
-    TurboGNNBackend(),
-)
+# The backends of each module, which ends with their instances, BACKENDS.
+KERNELS_OF_CLONE = {
+    "fused3s_paper": ("fused3s_paper",),
+    "dfgnn": ("dfgnn_tiling", "dfgnn_hyper"),
+    "flashsparse": ("flashsparse_naive", "flashsparse_stable"),
+}
+LIBRARIES = {
+    "dgl": ("dgl",),
+    "pyg": ("pyg",),
+    "anemoi": ("anemoi",),
+    "torch_harmonics": ("torch_harmonics",),
+    "flex_attention": ("flex_attention",),
+    "sdpa_padded": ("sdpa_padded",),
+    "published": (
+        *("published_fused3s", "published_flashsparse_naive", "published_flashsparse_stable"),
+        *("published_dfgnn_tiling", "published_dfgnn_hyper", "turbo_gnn"),
+    ),
+}
+for _module, _names in (KERNELS_OF_CLONE | LIBRARIES).items():
+    defer(f"{__name__}.{_module}", *_names, on_gpu=_module in KERNELS_OF_CLONE)

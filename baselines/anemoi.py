@@ -183,3 +183,6 @@ def _attention() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor
     from anemoi.models.triton.gt import graph_transformer_attention
 
     return graph_transformer_attention
+
+
+BACKENDS = (AnemoiBackend(),)

@@ -197,3 +197,6 @@ def _strides(**tensors: torch.Tensor) -> dict[str, int]:
     for name, tensor in tensors.items():
         strides[f"{name}_row_stride"], strides[f"{name}_head_stride"] = tensor.stride()[:2]
     return strides
+
+
+BACKENDS = (DFGNNTilingBackend(), DFGNNHyperBackend())

@@ -85,3 +85,6 @@ def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, scale: float
         score = score + ops.e_dot_v(graph, edges.features.unsqueeze(1), projected)
     col, row = graph.edges()  # in the order of the edge ids
     return transform_scores(score.squeeze(-1), edges, lambda x: x[row], lambda x: x[col]).unsqueeze(-1)
+
+
+BACKENDS = (DGLBackend(),)

@@ -258,3 +258,6 @@ def run(
             num_slots=num_slots,
         )
     return output
+
+
+BACKENDS = (FlashSparseBackend(stable=False), FlashSparseBackend(stable=True))

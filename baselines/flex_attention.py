@@ -119,3 +119,6 @@ def graph_block_mask(row: torch.Tensor, col: torch.Tensor, shape: tuple[int, int
     return BlockMask.from_kv_blocks(
         counts[None, None], indices[None, None], BLOCK_SIZE=BLOCK, mask_mod=is_edge, seq_lengths=shape
     )
+
+
+BACKENDS = (FlexAttentionBackend(),)

@@ -200,3 +200,6 @@ def _check_clocks(clocked: bool, clocks: torch.Tensor | None, shape: tuple[int, 
             f"clocks: got {clocks.dtype} {list(clocks.shape)} with strides {clocks.stride()} on {clocks.device}; "
             f"contiguous int64 {list(shape)} on {device} is needed"
         )
+
+
+BACKENDS = (Fused3SPaperBackend(),)

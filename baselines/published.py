@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from fused3s.backends.base import Backend, Call, InputSpec
-from fused3s.backends.cuda import NO_GPU, refuse_gradients
+from fused3s.backends.cuda import refuse_gradients
 from fused3s.errors import UnsupportedGraphError
 from fused3s.graph.edges import canonical_csr, rows_of_edges
+from fused3s.runtime.device import NO_GPU
 
 WIDTHS = (64, 128, 256)
 HYPER_BYTES = 48 * 1024  # of shared memory that a launch may take without more ado
@@ -180,3 +181,13 @@ class TurboGNNBackend(PublishedBackend):
         # In its convention a row has a key and gathers the queries of its neighbours.
         rows, gathered, value = (tensor.unsqueeze(1) for tensor in (query, key, value))
         return import_module("turbo_gnn").graph_transformer_aggr(data, rows, Q=gathered, K=rows, V=value, scale=scale)
+
+
+BACKENDS = (
+    PublishedFused3SBackend(),
+    PublishedFlashSparseBackend(stable=False),
+    PublishedFlashSparseBackend(stable=True),
+    PublishedDFGNNBackend("tiling"),
+    PublishedDFGNNBackend("hyper"),
+    TurboGNNBackend(),
+)

@@ -110,3 +110,6 @@ def _attention_layer() -> torch.nn.Module:
             return value_j * weight[..., None]
 
     return TransformerMessage()
+
+
+BACKENDS = (PyGBackend(),)

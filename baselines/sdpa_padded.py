@@ -159,3 +159,6 @@ def _check_size(packing: Packing, dtype: torch.dtype) -> None:
             f"{packing.num_queries} x {packing.num_keys} in {dtype}), {MAX_MASK_BYTES >> 30} GiB are allowed; "
             "sdpa_padded is for batches of small graphs"
         )
+
+
+BACKENDS = (SDPAPaddedBackend(),)

@@ -21,9 +21,10 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fused3s.backends.base import Backend, BackwardCall, Call, Gradients, InputSpec
-from fused3s.backends.cuda import NO_GPU, refuse_gradients
+from fused3s.backends.cuda import refuse_gradients
 from fused3s.errors import UnsupportedGraphError
 from fused3s.graph.edges import canonical_csr, rows_of_edges
+from fused3s.runtime.device import NO_GPU
 
 TERMS = ("s + column0", "column0 + s")  # normalised score terms that it can express
 Grid = tuple[int, int]  # latitudes, longitudes
@@ -158,3 +159,6 @@ def _points(planes: torch.Tensor) -> torch.Tensor:
 
 def _pattern(data: SphereData) -> tuple[torch.Tensor, torch.Tensor, int, int, int]:
     return data.col_idx, data.row_off, data.keys[1], *data.queries
+
+
+BACKENDS = (TorchHarmonicsBackend(),)

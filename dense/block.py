@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from fused3s.backends.cuda import HALF_TYPES, aligned_rows, cuda_unavailable, refuse_gradients
-from fused3s.runtime.device import gpu_limits
+from fused3s.backends.cuda import HALF_TYPES, aligned_rows, refuse_gradients
+from fused3s.runtime.device import cuda_unavailable, gpu_limits
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 from fused3s.terms.dropout import Dropout

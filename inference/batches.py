@@ -5,19 +5,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from common.timers import Spread, mark, milliseconds_between
+from common.timers import mark, milliseconds_between
 from data.csr_batches import CsrBatch, CsrBatches, GraphRange
 from data.prefetch import made_ahead
 from fused3s import AttentionPlan
 from fused3s.graph.csr import CSRPattern
+from inference.cost import Pass
 from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
 from models.padded_batches import PaddedBatches
@@ -28,40 +28,6 @@ SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
 
 Passes = Iterator[tuple[GraphRange, Callable[[], Tensor]]]  # each batch, and its forward pass
 Take = Callable[[GraphRange, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
-
-
-class Pass(NamedTuple):
-    """One pass over a collection."""
-
-    seconds: float  # from the first batch's assembly to the last output in host memory
-    # Milliseconds of each batch's forward pass, on a GPU between two CUDA events: launch gaps count, and assembly and
-    # plan where the CUDA graph has them.
-    forward: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class SetRun:
-    """A collection, predicted as a whole: its timed passes, their size, and where the graphs were meanwhile."""
-
-    passes: tuple[Pass, ...]
-    num_graphs: int
-    num_batches: int
-    batch_size: int
-    kept_on: torch.device
-
-    @property
-    def graphs_per_second(self) -> Spread:
-        return Spread.of([self.num_graphs / one.seconds for one in self.passes])
-
-    @property
-    def share(self) -> Spread:
-        """Share of a pass's time in which the device ran forward passes, 0 to 1."""
-        return Spread.of([sum(one.forward) / 1e3 / one.seconds for one in self.passes])
-
-    @property
-    def forward(self) -> Spread:
-        """Milliseconds of the forward pass of a batch."""
-        return Spread.of([milliseconds for one in self.passes for milliseconds in one.forward])
 
 
 def replays(graphs: CsrBatches, padded: PaddedBatches, execution: Execution) -> Passes:

@@ -3,12 +3,16 @@
 import torch
 from rich.text import Text
 
-from common.cli import console, describe_config
+import data
+from common.cli import console, describe_config, errors
+from configs import Config
 from inference.memory import memory_for
 from inference.predictions import check_forms, save_predictions
 from inference.report import report_profile, report_table, surrogate_line, write_results
 from inference.run import Request, check, cost_of_all, measure, time_parts
 from inference.source import Source
+from models.machine import check_machine, resolve_device, resolve_dtype
+from models.trained_weights import named_weights
 
 
 def infer(request: Request, source: Source, kept: list[str]) -> bool:
@@ -43,3 +47,25 @@ def infer(request: Request, source: Source, kept: list[str]) -> bool:
     if surrogate:
         console.print(surrogate)
     return run.agreement is None or run.agreement.passed
+
+
+def load_source(config: Config) -> Source:
+    """Load the graphs and the weights of a configuration.
+
+    Raises:
+        ValueError: before anything is loaded, if this machine cannot run the configuration.
+    """
+    device = resolve_device(config.runtime.device)
+    check_machine(config, device, resolve_dtype(config.attention.dtype, device))
+    named_weights(config)  # a missing file is found before a long load
+    name, batches = config.data.name, config.data.batches
+    errors.print(Text(f"loading {name}"))
+    with memory_for(f"loading {name}", config):
+        loaded = data.load(**config.load_arguments())
+    if batches == 1:
+        return Source(config, device, loaded)
+    if loaded.meta.num_graphs == 1:
+        raise ValueError(f"data.batches = {batches!r}: {loaded.meta.origin} holds one graph; only 1 is allowed")
+    from inference.all_batches import AllBatches  # on use: of collections alone
+
+    return AllBatches(config, device, loaded)

@@ -14,10 +14,10 @@ from common.host_load import HostLoad
 from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
 from configs import Config
 from inference.agreement import Accuracy, Agreement, accuracy, compare
-from inference.batches import SetRun
+from inference.cost import Cost, SetRun
 from inference.model_regions import time_attention, time_regions
 from inference.predictions import Form
-from inference.source import Attention, Cost, Source
+from inference.source import Attention, Source
 from models import Execution, GraphTransformer, prepare_execution
 from models.fast import COMPILED_HINT, begin_dense, compiling_pays
 from models.metrics import Score, score_on_test

@@ -315,15 +315,15 @@ def _row_order(
 
 
 def _can_reorder(device: torch.device) -> bool:
-    return any(backend.reorders and not backend.unavailable(device) for backend in REGISTRY.values())
+    return any(REGISTRY[name].reorders and not REGISTRY[name].unavailable(device) for name in AUTO)
 
 
 def _fastest_first(device: torch.device) -> Iterator[Backend]:
     """The backends of "auto" in order. cuSPARSE comes last on a GPU: it runs head by head, without repeated edges."""
     for is_last in (False, True) if device.type == "cuda" else (None,):
-        for backend in (REGISTRY[name] for name in AUTO):
-            if is_last in (None, backend.head_by_head):
-                yield backend
+        for name in AUTO:
+            if is_last is None or is_last == REGISTRY[name].head_by_head:
+                yield REGISTRY[name]
 
 
 def _warn_of_slower_backend(name: str, reason: str) -> None:

@@ -4,7 +4,6 @@ import torch
 
 from configs import Config
 from data import GraphMeta
-from models.conv_net import ConvNet
 from models.graph_model import GraphModel
 from models.graph_transformer import GraphTransformer
 
@@ -22,4 +21,6 @@ def build_model(config: Config, meta: GraphMeta, seed: int, *, pyg: bool = False
     }
     if config.model.kind == "graph_transformer":
         return GraphTransformer(**arguments)
+    from models.conv_net import ConvNet  # on use: most models are Graph Transformers
+
     return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, pyg=pyg, **arguments)

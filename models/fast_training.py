@@ -35,25 +35,10 @@ from dense.block_training import (
 from dense.residual_norm import ColumnSums
 from fused3s.terms.dropout import Dropout
 from models.batch_norm import BatchNorm
-from models.graph_transformer import Block, GraphTransformer
+from models.graph_transformer import DenseBlock, GraphTransformer, successive_blocks, weights_of
 from models.separate_rows import SeparateRows
 
-# (attended [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or None after the last block). Those
-# with batch norm also take `GraphInputs.row_weights`, if there are any.
-DenseBlock = Callable[..., tuple[Tensor, Tensor | None]]
 Weights = list[list[Tensor]]  # of each block, in the order of `weights_of`
-
-
-def successive_blocks(model: GraphTransformer) -> list[tuple[Block, Block | None]]:
-    """Pairs of each block and its successor."""
-    return list(zip(model.blocks, [*model.blocks[1:], None], strict=True))
-
-
-def weights_of(block: Block, following: Block | None) -> list[Tensor]:
-    """Weights of a dense block in the order of `dense.block.pack_block`; the last is Wqkv of the block after it."""
-    layers = (block.out, block.norm1, block.ffn_up, block.ffn_down, block.norm2)
-    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
-    return weights if following is None else [*weights, following.qkv.weight]
 
 
 class FusedTraining:

@@ -2,7 +2,8 @@
 
 import torch
 
-from configs.schema import Config, TrainConfig
+from baselines import REGISTRY
+from configs import Config, TrainConfig
 
 
 def resolve_device(name: str) -> torch.device:
@@ -40,13 +41,14 @@ def check_machine(config: Config, device: torch.device, dtype: torch.dtype) -> N
     Raises:
         ValueError: one line per problem: the keys, the reason and the remedy.
     """
-    from dense.block import dense_block_unavailable  # on use: `import configs` stays light
-
     name = config.runtime.device
     here = f"runtime.device = {name!r}" + (f" (here {device})" if name != str(device) else "")
     problems = []
-    if config.runtime.dense == "fused" and (reason := dense_block_unavailable(device, dtype, config.model.dim)):
-        problems.append(f"runtime.dense = 'fused' and {here}: the fused kernel cannot run ({reason}); use auto")
+    if config.runtime.dense == "fused":
+        from dense.block import dense_block_unavailable  # on use: of the fused layers alone
+
+        if reason := dense_block_unavailable(device, dtype, config.model.dim):
+            problems.append(f"runtime.dense = 'fused' and {here}: the fused kernel cannot run ({reason}); use auto")
     if config.runtime.cuda_graph is True and device.type != "cuda":
         problems.append(f"runtime.cuda_graph = True and {here}: only an NVIDIA GPU has CUDA graphs; use auto")
     if problem := _backend_problem(config, here, device, dtype):
@@ -56,21 +58,21 @@ def check_machine(config: Config, device: torch.device, dtype: torch.dtype) -> N
 
 
 def _backend_problem(config: Config, here: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    from baselines import REGISTRY
-
     name, reorder = config.attention.backend, config.attention.reorder
-    cannot = {one: _cannot_run(one, config, device, dtype) for one in REGISTRY}
-    able = [one for one, reason in cannot.items() if not reason]
     if name != "auto":
-        reason = cannot[name]
+        reason = _cannot_run(name, config, device, dtype)
         if not reason and reorder != "none" and not REGISTRY[name].reorders:
             reason = f"it cannot follow attention.reorder = {reorder!r}"
+        if not reason:
+            return None
+        able = ", ".join(one for one in REGISTRY if not _cannot_run(one, config, device, dtype))
         also = "" if reorder == "none" else ", with attention.reorder: none"
-        remedy = f"able to run this model there: {', '.join(able)}; use auto or one of them{also}"
-        return f"attention.backend = {name!r} and {here}: {reason}; {remedy}" if reason else None
-    reordering = {one: reason for one, reason in cannot.items() if REGISTRY[one].reorders}
-    keeps_order = reorder == "none" or (reorder == "auto" and device.type == "cpu")
-    if keeps_order or None in reordering.values():
+        remedy = f"able to run this model there: {able}; use auto or one of them{also}"
+        return f"attention.backend = {name!r} and {here}: {reason}; {remedy}"
+    if reorder == "none" or (reorder == "auto" and device.type == "cpu"):
+        return None
+    reordering = {one: _cannot_run(one, config, device, dtype) for one, each in REGISTRY.items() if each.reorders}
+    if None in reordering.values():
         return None
     reasons = "; ".join(f"{one}: {reason}" for one, reason in reordering.items())
     return f"attention.reorder = {reorder!r} and {here}: no backend that reorders rows can run ({reasons}); use none"
@@ -78,8 +80,6 @@ def _backend_problem(config: Config, here: str, device: torch.device, dtype: tor
 
 def _cannot_run(name: str, config: Config, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a backend cannot run the model's attention; None if it can."""
-    from baselines import REGISTRY
-
     backend = REGISTRY[name]
     if reason := backend.unavailable(device) or backend.unsupported(dtype, config.model.head_dim):
         return reason

@@ -14,11 +14,12 @@ from configs import Config
 from data import LoadedGraph
 from fused3s import AttentionPlan
 from fused3s.runtime.cuda_graph import CapturedGraph
-from inference.batches import SetRun
-from inference.infer import infer
+from inference.all_batches import AllBatches
+from inference.cost import Cost, SetRun
+from inference.infer import infer, load_source
 from inference.memory import memory_for
 from inference.run import Request
-from inference.source import AllBatches, Attention, Cost, Source, load_source
+from inference.source import Attention, Source
 from models import Execution, GraphInputs, GraphModel
 from models.machine import check_machine, resolve_dtype
 from parallel import (

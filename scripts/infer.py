@@ -25,10 +25,9 @@ from common.records import check_results_file
 from configs import load_config
 from data import DatasetMissingError
 from data.files import nodes_table
-from inference.infer import infer
+from inference.infer import infer, load_source
 from inference.predictions import Form, check_predictions_path
 from inference.run import Request
-from inference.source import load_source
 from models import CudaGraphError, DenseUnavailableError
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git

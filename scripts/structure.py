@@ -35,7 +35,7 @@ def arguments(command: str, folder: str) -> list[str]:
     return [f"scripts/{command}.py", "--config", config, "--results", f"{folder}/rows.csv", *changed, *output]
 
 
-def run_and_report(line: list[str]) -> None:
+def run_and_report(line: list[str], records: bool) -> None:
     """Run a script in this process, and print the names of its modules and record types as the last line."""
     made: set[str] = set()
 
@@ -49,7 +49,8 @@ def run_and_report(line: list[str]) -> None:
                 made.add(f"{kind.__module__}.{kind.__qualname__}")
 
     sys.argv, sys.path[0] = line, str(ROOT / "scripts")
-    sys.setprofile(note)
+    if records:
+        sys.setprofile(note)
     try:
         runpy.run_path(line[0], run_name="__main__")
     except SystemExit as end:
@@ -67,10 +68,10 @@ def is_own(file: Path) -> bool:
     return file.suffix == ".py" and file.is_relative_to(ROOT) and not file.is_relative_to(ROOT / ".venv")
 
 
-def loaded_by(command: str) -> dict[str, list[str]]:
-    """Modules of ours that a run of a command has loaded, and record types that it made, by name."""
+def loaded_by(command: str, *, records: bool = False) -> dict[str, list[str]]:
+    """Modules of ours that a run of a command has loaded, and with `records`, which is slow, record types that it made."""
     with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, __file__, "--run", *arguments(command, folder)]
+        line = [sys.executable, __file__, "--records" if records else "--run", *arguments(command, folder)]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(line)}: {done.stderr}")
@@ -107,7 +108,7 @@ def lines(folders: tuple[str, ...]) -> int:
 
 def main() -> None:
     for command in COMMANDS:
-        found, seconds = loaded_by(command), start_up_seconds(command)
+        found, seconds = loaded_by(command, records=True), start_up_seconds(command)
         rooms = Counter(name.split(".")[0] for name in found["modules"])
         shown = ", ".join(f"{room} {count}" for room, count in rooms.items())
         print(f"scripts/{command}.py: {len(found['modules'])} modules ({shown}); {seconds:.2f} s to start")
@@ -117,7 +118,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--run"]:
-        run_and_report(sys.argv[2:])
+    if sys.argv[1:2] in (["--run"], ["--records"]):
+        run_and_report(sys.argv[2:], sys.argv[1] == "--records")
     else:
         main()
