@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from common.records import NONE, Provenance, Row, read_rows
+from configs import load
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ REORDERED = {NONE: "", "auto": "+reorder"}
 @cache
 def read_yaml(name: str) -> dict[str, Any]:
     """One of the declarations beside this file."""
-    return yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
+    return load.read_yaml(HERE / name)
 
 
 def recorded(folder: Path) -> pd.DataFrame:

@@ -69,7 +69,7 @@ def is_own(file: Path) -> bool:
 
 
 def loaded_by(command: str, *, records: bool = False) -> dict[str, list[str]]:
-    """Modules of ours that a run of a command has loaded, and with `records`, which is slow, record types that it made."""
+    """Modules of ours that a run of a command has loaded, and with `records` the record types that it made."""
     with tempfile.TemporaryDirectory() as folder:
         line = [sys.executable, __file__, "--records" if records else "--run", *arguments(command, folder)]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)

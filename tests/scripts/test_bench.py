@@ -47,7 +47,7 @@ def test_a_run_writes_rows_and_resumes(run, tmp_path):
     ("name", "arguments", "error"),
     [
         ("single", ("--set", "repeat=3"), "repeat: no such key; did you mean 'repeats'?"),
-        ("nothing", (), "configs/bench/nothing.yaml: cannot be read"),
+        ("nothing", (), "configs/bench/nothing.yaml: no such file"),
         ("single", ("--device", "cuda"), "an NVIDIA GPU, and none was found"),
     ],
 )

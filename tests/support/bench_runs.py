@@ -11,7 +11,8 @@ from bench.measures import MEASURES
 from bench.runner import Context, run_bench
 from common.provenance import provenance
 from common.records import Row, read_rows
-from configs.bench import BenchConfig, load_bench_config
+from configs import load_config
+from configs.bench import BenchConfig
 
 CPU = torch.device("cpu")
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "bench"
@@ -20,7 +21,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "bench"
 def config(name: str, *overrides: str) -> BenchConfig:
     """A configuration of the repository, on the synthetic cora unless `overrides` say otherwise."""
     graphs = [] if name in ("peak_rates", "stability", "layers") else ["graphs=[cora]"]
-    return load_bench_config(CONFIGS / f"{name}.yaml", ["source=synthetic", *graphs, *overrides])
+    return load_config(CONFIGS / f"{name}.yaml", ["source=synthetic", *graphs, *overrides], schema=BenchConfig)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
