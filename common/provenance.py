@@ -1,5 +1,6 @@
 """Environment of a measurement. Everything unknown is recorded as "none", never guessed."""
 
+import ast
 import hashlib
 import os
 import platform
@@ -17,6 +18,8 @@ from common.gpu_state import limits
 from common.records import NONE, Provenance
 
 _ROOT = Path(__file__).resolve().parent.parent
+# Folders whose code runs in a measured time, or takes it.
+TIMED = ("kernels", "baselines", "dense", "models", "training", "inference", "parallel", "data", "common", "bench")
 
 
 def provenance(device: torch.device) -> Provenance:
@@ -44,12 +47,13 @@ def provenance(device: torch.device) -> Provenance:
 
 @cache
 def sources() -> str:
-    """Hash of the sources that a measured time depends on: kernels, baselines and dense layers."""
+    """Hash of the sources that a measured time depends on; comments of Python are left out."""
     found = hashlib.sha256()
-    for folder in ("kernels", "baselines", "dense"):
-        for path in sorted(_ROOT.joinpath(folder).rglob("*")):
-            if path.suffix in (".cu", ".cuh", ".py"):
-                found.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
+    for path in sorted(path for folder in TIMED for path in _ROOT.joinpath(folder).rglob("*")):
+        if path.suffix in (".cu", ".cuh", ".py"):
+            content = path.read_bytes()
+            content = ast.dump(ast.parse(content)).encode() if path.suffix == ".py" else content
+            found.update(f"{path.relative_to(_ROOT)}\0".encode() + content)
     return found.hexdigest()[:12]
 
 

@@ -44,7 +44,7 @@ class Provenance(BaseModel):
     """One process on one device, shared by all rows that it writes. Unknown values are "none", never guessed.
 
     Attributes:
-        sources: hash of the sources of kernels and layers; empty in runs from before it was recorded.
+        sources: hash of the code that the time depends on; empty in runs from before it was recorded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

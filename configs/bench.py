@@ -65,7 +65,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "preprocessing": {"graphs": ..., "cpu_edges": 20_000_000, "repeats": 10, "seconds": 2.0},
     "parallel": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 30}
     | {"precisions": ("float16",), "ranks": (2, 4), "method": "metis"}
-    | {"schemes": ("halo", "heads", "allgather"), "launches": ("eager", "cuda_graph")},
+    | {"launches": ("eager", "cuda_graph")},
     "peak_rates": {"repeats": 20},
     "stability": {},
 }
@@ -174,7 +174,6 @@ class BenchConfig(Section):
     workloads: dict[str, Workload] = Field(default={})
     ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], List] = ()  # without torchrun
     method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
-    schemes: Annotated[tuple[Literal["halo", "heads", "allgather"], ...], List] = ()  # of the exchange, under torchrun
     # Of passes of several ranks: eager, cuda_graph. Of steps of layers: eager, compiled, reduce_overhead.
     launches: Annotated[tuple[Literal["eager", "cuda_graph", "compiled", "reduce_overhead"], ...], List] = ()
     cpu_edges: int = Field(default=0, ge=0)  # of the largest graph whose format is also built on the CPU
@@ -195,7 +194,12 @@ class BenchConfig(Section):
         if known is None:
             return given
         known = SHARED | known
-        problems = [f"{name}: no such key;{did_you_mean(str(name), [*known])}" for name in given if name not in known]
+        hints = {"schemes": " ranks exchange the halo: leave it out"}
+        problems = [
+            f"{name}: no such key;{hints.get(name) or did_you_mean(str(name), [*known])}"
+            for name in given
+            if name not in known
+        ]
         problems += [f"{name} is missing" for name, default in known.items() if default is ... and name not in given]
         if problems:
             raise ValueError(f"{'; '.join(problems)}; measure = {given['measure']!r} reads {', '.join(known)}")

@@ -32,8 +32,11 @@ class Section(BaseModel):
 
     def sha(self) -> str:
         """Twelve hexadecimal digits of the resolved values, independent of the file or override they came from."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return _digits(self.model_dump(mode="json"))
+
+
+def _digits(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
@@ -209,8 +212,20 @@ class RuntimeConfig(Section):
     dense: Literal["auto", "plain", "compiled", "fused"] = "auto"  # non-attention layers (see models.fast)
     warmup: Passes = 3  # at least one: the first pass on a GPU may compile and tune
     repeats: Passes = 20
-    partition: Literal["auto", "halo", "heads", "allgather"] = "auto"  # of one graph on several GPUs (see parallel/)
     seed: Seed = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_partition(cls, settings: Any) -> Any:
+        """Of a config or weights from before 29 November 2026: auto and halo mean what several ranks do now."""
+        if not isinstance(settings, dict) or "partition" not in settings:
+            return settings
+        if settings["partition"] not in ("auto", "halo"):
+            raise ValueError(
+                f"runtime.partition = {settings['partition']!r}: no longer a key, since several ranks always exchange "
+                "the halo; leave it out (for one GPU, start without torchrun)"
+            )
+        return {name: value for name, value in settings.items() if name != "partition"}
 
 
 class TrainingConfig(Section):
@@ -279,8 +294,6 @@ class Config(Section):
         if form != "none" and not self.data.reads_file and not data.info(name).edge_feature_dim:
             having = ", ".join(one for one in data.names() if data.info(one).edge_feature_dim)
             problems.append(f"model.edge_features = {form!r} and data.name = {name!r}: these have them: {having}")
-        if self.runtime.partition == "heads" and self.model.heads == 1:
-            problems.append("runtime.partition = 'heads' and model.heads = 1: each rank needs a head")
         if self.model.kind != "graph_transformer" and self.runtime.dense in ("fused", "compiled"):
             problems.append(
                 f"runtime.dense = {self.runtime.dense!r} and model.kind = {self.model.kind!r}: it is of the Graph "
@@ -337,6 +350,17 @@ class TrainConfig(Config):
                 wrong[problem] = getattr(model, key) != default
         refuse(problem for problem, is_wrong in wrong.items() if is_wrong)
         return self
+
+    def recipe_sha(self) -> str:
+        """Twelve hexadecimal digits that runs have in common whose scores may be averaged: of all values but seeds,
+        paths, the machine, and what a row of results has in columns of its own (data, backend, precision).
+
+        Defaults are left out, so that a new key changes nothing.
+        """
+        other = {"runtime": True, "data": {"root", "path", "source"}, "model": {"checkpoint"}}
+        other |= {"attention": {"backend", "dtype"}, "training": {"precision", "seeds", "checkpoint_seconds"}}
+        changed = self.model_dump(mode="json", exclude=other, exclude_defaults=True)
+        return _digits({section: values for section, values in changed.items() if values})
 
     @property
     def seeds(self) -> tuple[int, ...]:

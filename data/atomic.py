@@ -1,4 +1,4 @@
-"""Files and folders that are made whole or not at all, also after a kill or a power failure."""
+"""Atomic writes of files and folders, also across a kill or a power failure."""
 
 import fcntl
 import os

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from data.errors import RectangularGraphError
 from data.graph import Contents, CsrGraph, RawGraph
 
 MAX_INT32 = 2**31 - 1
@@ -81,7 +82,13 @@ def _slices(size: int) -> Iterator[slice]:
 
 
 def with_self_loops(graph: RawGraph | CsrGraph) -> RawGraph:
-    """The graph with an edge from each node to itself; without edge data."""
+    """The graph with an edge from each node to itself; without edge data.
+
+    Raises:
+        RectangularGraphError: the keys are other nodes than the queries.
+    """
+    if isinstance(graph, CsrGraph) and graph.num_keys is not None:
+        raise RectangularGraphError(f"{graph.origin}: self_loops: got True, and its keys are not its queries")
     own = np.arange(graph.num_nodes, dtype=np.int64)
     is_loop = graph.row == graph.col
     row, col = (np.concatenate([ids[~is_loop].astype(np.int64, copy=False), own]) for ids in (graph.row, graph.col))

@@ -14,10 +14,10 @@ from data.packed import compact
 if TYPE_CHECKING:
     import torch
 
-ROW_MULTIPLE = 64  # of the rows of a padded batch
+ROW_MULTIPLE = 64  # the rows of a padded batch are a multiple of it
 PADDING_ROWS = 64  # most rows of a graph of padding: a mean over thousands of rows would take longer than the model
 SPREAD = 4.0  # standard deviations above the mean size that a padded batch of random graphs has room for
-KEPT_SHARE = 0.5  # of a GPU's free memory that a collection may take to be kept there
+KEPT_SHARE = 0.5  # most of a GPU's free memory that a collection may take
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

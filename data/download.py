@@ -1,4 +1,4 @@
-"""Downloads that are complete and in place, or absent."""
+"""Atomic downloads: a target is complete and in place, or absent."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ def fetch(url: str, target: Path, member: str = "", known_hash: str = "") -> Non
         known_hash: "md5:..." or "sha256:...", if known.
 
     Raises:
-        DownloadError: the publisher is busy or slow, the download broke off, or the content is not the published one.
+        DownloadError: a timeout, an error of the server, an interrupted download, or content with another hash.
         DatasetMissingError: no network, or the publisher has no such file.
         OSError: the target cannot be written.
     """

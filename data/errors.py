@@ -6,11 +6,11 @@ class DatasetMissingError(FileNotFoundError):
 
 
 class DownloadError(DatasetMissingError):
-    """A publisher answered too late or with an error of its own, or a download broke off: it may work later.
+    """A timeout, an error of the server, or an interrupted download: a later attempt may work.
 
     `source="auto"` does not take a surrogate for it, as it does without a network.
     """
 
 
 class RectangularGraphError(ValueError):
-    """The keys of a graph are other nodes than its queries, and one set of nodes is needed."""
+    """A is rectangular (its keys are not its queries), where a square graph is needed."""

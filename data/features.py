@@ -80,9 +80,11 @@ def check_targets(owner: str, labels: np.ndarray, num_classes: int, metric: str 
         raise ValueError(f"{owner}: graph labels have {labels.shape[1]} columns; {columns} are needed")
     if metric == "accuracy":
         known = labels[~np.isnan(labels)]
-        wrong = known[(known < 0) | (known >= num_classes) | (known != np.round(known))]
+        wrong = known[(known < -1) | (known >= num_classes) | (known != np.round(known))]
         if wrong.size:
-            raise ValueError(f"{owner}: a graph label of {wrong[0]:g}; classes 0 to {num_classes - 1} are allowed")
+            raise ValueError(
+                f"{owner}: a graph label of {wrong[0]:g}; 0 to {num_classes - 1}, and -1 for unknown, are allowed"
+            )
     if metric in ("rocauc", "ap"):
         wrong = labels[~np.isnan(labels) & (labels != 0) & (labels != 1)]
         if wrong.size:

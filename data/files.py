@@ -1,7 +1,7 @@
 """Reader of a user's graph file. No format can run code: pickled arrays are refused.
 
-In every format the first column or row index is the query and the second the key (see `data`). Every stored entry is an
-edge, whatever its value.
+The first column or row index is the query and the second the key (see `data`), unless a header says otherwise. Every
+stored entry is an edge, whatever its value.
 
     .npz         `src_li`, `dst_li` [E], `num_nodes`, as the Fused3S authors publish; optional `feat` (float
                  [N, F]), `label` (integer [N], -1 for unknown) and `edge_feat` (float [E, F], or codes from 0 [E, C]);
@@ -9,13 +9,14 @@ edge, whatever its value.
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
                  local to their graph, each edge once); `batch_size` of them form the batch. Optional `feat` (float, a
-                 row for each node), the three parts of a split and `graph_label`: a class (integer [B], -1 for
-                 unknown), or T numbers (float [B, T], NaN for a missing one), for which a model gets T outputs: if all
-                 are 0 or 1 they are answers, which are scored by ROC-AUC, else targets of regression, scored by the
-                 mean absolute error. With `feat` it may be larger than memory: see `data.mapped_collections`
+                 row for each node), the three parts of a split and `graph_label`, whose type says what a model gets and
+                 how it is scored: integers [B] are classes, -1 for unknown; integers [B, T] answers to T questions, 1
+                 for yes, 0 for no, -1 for unknown (ROC-AUC); floats [B, T] targets of regression, NaN for a missing
+                 one (mean absolute error). With `feat` it may be larger than memory: see `data.mapped_collections`
     .mtx         a square Matrix Market file in coordinate format
     .txt .csv .tsv   an edge list in its first two columns, plain or with .gz: integers between spaces, tabs, commas or
-                 semicolons, as its first line has them; # comments; with or without a header line (without numbers)
+                 semicolons, as its first line has them; # comments; with or without a header line (without numbers).
+                 A header with the words of ENDS names the columns: a `target` attends to its `source`
 
 Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise each id is replaced by its rank among all
 ids of the file, which are then in `node_data["id"]`. Names are no ids: number them first. A table of the nodes may lie
@@ -51,6 +52,7 @@ SPLIT = tuple(f"{part}_ids" for part in PARTS)
 GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_feat", *SPLIT)
 COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "graph_label", *SPLIT)
 TEXT = (".txt", ".csv", ".tsv", ".txt.gz", ".csv.gz", ".tsv.gz")
+ENDS = (("query", "key"), ("target", "source"), ("dst", "src"), ("to", "from"))  # columns by name, the query first
 ID = re.compile(r"\s*[+-]?\d{1,18}(\.0*)?\s*")
 SPLIT_WORDS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 LARGE_TEXT = 2**26  # bytes on disk, whose reading is announced
@@ -140,13 +142,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, content
 
 
-def _form(path: Path) -> tuple[str, bool]:
-    """Separator of the columns, and whether the first line is a header, which has no number in its first two."""
+def _form(path: Path) -> tuple[str, list[str] | None]:
+    """Separator of the columns, and the cells of a header: a first line without a number in its first two."""
     _, first = next(_lines(path), (0, ""))
     separator = next((one for one in ";,\t" if one in first), r"\s+")
     if separator == "\t" and path.name.lower().endswith((".txt", ".txt.gz")):
         separator = r"\s+"
-    return separator, not any(ID.fullmatch(cell) for cell in _cells(first, separator)[:2])
+    cells = _cells(first, separator)
+    return separator, None if any(map(ID.fullmatch, cells[:2])) else [cell.strip().lower() for cell in cells]
 
 
 def _cells(line: str, separator: str) -> list[str]:
@@ -158,25 +161,32 @@ def _read_columns(path: Path) -> np.ndarray:
 
     if (size := path.stat().st_size) > LARGE_TEXT:
         logger.info("%s: reading %.1f GB of text", path, size / 1e9)
-    separator, has_header = _form(path)
-    options = {"sep": separator, "comment": "#", "header": 0 if has_header else None, "encoding": "utf-8-sig"}
+    separator, header = _form(path)
+    ends = [0, 1]  # columns of the query and the key
+    if named := next((names for names in ENDS if {*names} <= {*(header or ())}), None):
+        ends = [*map(header.index, named)]
+        logger.info("%s: a %s attends to its %s, as the header names them", path, *named)
+    if unread := [name for nth, name in enumerate(header or ()) if nth not in ends]:
+        logger.warning("%s: the columns %s are not read: an edge has no value", path, ", ".join(unread))
+    options = {"sep": separator, "comment": "#", "header": None if header is None else 0, "encoding": "utf-8-sig"}
     try:
-        pairs = pd.read_csv(path, usecols=[0, 1], engine="c", low_memory=False, **options)
+        pairs = pd.read_csv(path, usecols=ends, engine="c", low_memory=False, **options)
+        pairs = pairs if ends[0] < ends[1] else pairs.iloc[:, ::-1]
         if all(dtype == np.int64 for dtype in pairs.dtypes):
             return pairs.to_numpy()
     except pd.errors.EmptyDataError:
         return np.empty((0, 2), np.int64)
     except ValueError:
-        _check_lines(path, separator, has_header)
+        _check_lines(path, separator, header, ends)
         raise
-    _check_lines(path, separator, has_header)
+    _check_lines(path, separator, header, ends)
     return pairs.to_numpy().astype(np.int64)  # such as 1.0
 
 
-def _check_lines(path: Path, separator: str, has_header: bool) -> None:
+def _check_lines(path: Path, separator: str, header: list[str] | None, ends: list[int]) -> None:
     """Raise a ValueError that names the first line without two ids."""
-    for number, line in islice(_lines(path), int(has_header), None):
-        ids = _cells(line, separator)[:2]
+    for number, line in islice(_lines(path), int(header is not None), None):
+        ids = [cell for nth, cell in enumerate(_cells(line, separator)) if nth in ends]
         if len(ids) < 2 or not all(ID.fullmatch(cell) for cell in ids):
             raise ValueError(
                 f"line {number} is {line[:100]!r}; two node ids are needed, integers of 0 and above: number names "
@@ -391,14 +401,18 @@ def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarra
             f"{path}: graph_label has shape {labels.shape}, dtype {labels.dtype}; numbers of shape [{count}, tasks] "
             f"or classes (integers) of shape [{count}] are needed"
         )
+    are_answers = labels.dtype.kind in "iu"
     with np.errstate(over="ignore"):
         labels = labels.astype(np.float32)
     if np.isinf(labels).any():
         raise ValueError(f"{path}: graph_label holds infinity, or numbers beyond float32; NaN stands for a missing one")
     if are_classes:
         return labels, ("accuracy", int(labels.max()) + 1)
-    are_answers = (np.isnan(labels) | (labels == 0) | (labels == 1)).all()
-    return labels, ("rocauc" if are_answers else "mae", labels.shape[1])
+    known = labels[~np.isnan(labels)]
+    if are_answers and np.isin(known, (-1, 0, 1)).all():
+        return np.where(labels == -1, np.nan, labels), ("rocauc", labels.shape[1])
+    unclear = are_answers or (known.size and np.isin(known, (0, 1)).all())  # but under a registered name
+    return labels, (None if unclear else "mae", labels.shape[1])
 
 
 def _split(path: Path, arrays: Arrays, count: int) -> dict[str, np.ndarray] | None:

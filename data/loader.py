@@ -218,8 +218,14 @@ def _finish(
         require_feature_memory(raw.origin, raw.num_nodes, feature_dim, cardinalities)
     if entry and "label" in raw.ndata and raw.ndata["label"].ndim == 1:
         check_classes(f"{name} ({raw.origin})", raw.ndata["label"], entry.num_classes)
-    if entry and entry.task == "graph" and raw.graph_labels is not None:
-        check_targets(f"{name} ({raw.origin})", raw.graph_labels, entry.num_classes, entry.metric)
+    if raw.graph_labels is not None and (entry is None or entry.task == "graph"):
+        metric, classes = (entry.metric, entry.num_classes) if entry else raw.target
+        if metric is None:
+            raise ValueError(
+                f"{name} ({raw.origin}): graph_label holds neither answers, integers of 1, 0, and -1 for unknown, nor "
+                "targets, floats that are not all 0 or 1"
+            )
+        check_targets(f"{name} ({raw.origin})", raw.graph_labels, classes, metric)
 
     if raw.splits is not None:
         of_nodes = raw.graph_sizes is None or (entry and entry.task == "node")

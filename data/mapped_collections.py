@@ -34,7 +34,7 @@ from data.packed import join_graphs
 logger = logging.getLogger(__name__)
 
 BLOCK_ITEMS = 1 << 22  # nodes and edges of a block, unless one graph has more
-VERSION = 2  # of the files
+VERSION = 2  # of the file format
 
 
 def loading_bytes(path: Path, num_nodes: int, num_edges: int) -> int:

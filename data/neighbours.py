@@ -46,7 +46,7 @@ class NeighbourSampler:
     def sample(self, seeds: np.ndarray, rng: np.random.Generator) -> Sample:
         """The seeds [B], and hop by hop their neighbours: of each new node all edges where these are at most as many as
         the hop's fan-out, else as many at random without repetition, its self-loop among them."""
-        place = np.full(len(self._loop), -1, np.int32)  # of each node in the sample
+        place = np.full(len(self._loop), -1, np.int32)  # index of each node in the sample
         new, size = seeds.astype(np.int64), len(seeds)
         nodes, sources, counts = [new], [], []
         place[new] = np.arange(size)
@@ -55,7 +55,7 @@ class NeighbourSampler:
             source = self._col[edges].astype(np.int64)
             unseen = source[place[source] < 0]
             order = np.arange(len(unseen), dtype=np.int32)
-            place[unseen] = order  # of several writes to one place the last counts
+            place[unseen] = order  # the last of several writes to one place wins
             new = unseen[place[unseen] == order]
             place[new] = np.arange(size, size + len(new))
             size += len(new)

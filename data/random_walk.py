@@ -1,10 +1,10 @@
-"""Random-walk encoding (Dwivedi et al. 2022; RWSE of GraphGPS): for each node the probabilities of being back after
-1 .. k steps, the diagonals of (D^-1 A)^1 .. (D^-1 A)^k. A row of A is a query: a step goes from query to key."""
+"""Random-walk encoding (Dwivedi et al. 2022; RWSE of GraphGPS): for each node the probabilities of returning to it
+after 1 .. k steps, the diagonals of (D^-1 A)^1 .. (D^-1 A)^k. A row of A is a query: a step goes from query to key."""
 
 import numpy as np
 
-MOST_NODES = 4096  # of a graph: its powers are dense
-BLOCK_NODES = 4096  # of graphs whose powers are computed together
+MOST_NODES = 4096  # most nodes of a graph: its powers are dense
+BLOCK_NODES = 4096  # most nodes of graphs whose powers are computed together
 
 
 def random_walk_encoding(indptr: np.ndarray, col: np.ndarray, graph_sizes: np.ndarray, k: int) -> np.ndarray:
@@ -54,7 +54,7 @@ def _walk(indptr: np.ndarray, col: np.ndarray, nodes: np.ndarray, is_node: np.nd
 
 
 def _returns(walk: np.ndarray, k: int) -> np.ndarray:
-    """[B, n, k] diagonals of the powers of walk [B, n, n]; of a product the diagonal needs no product of matrices."""
+    """[B, n, k] diagonals of the powers of walk [B, n, n]; the diagonal of a product needs no matrix product."""
     power, diagonals = walk, [np.einsum("bii->bi", walk)]
     while len(diagonals) < k:
         diagonals.append(np.einsum("bij,bji->bi", power, power))

@@ -9,7 +9,7 @@ import torch
 
 CAPABILITY, ARCH = (9, 0), "sm_90a"  # wgmma
 BLOCK_ROWS = 64  # rows of a consumer warpgroup in a round
-BLOCK_SHARED_BYTES = 227 * 1024  # of compute capability 9.0
+BLOCK_SHARED_BYTES = 227 * 1024  # on compute capability 9.0
 BARRIER_BYTES = 512  # upper bound for every instance
 WARPGROUP_WARPS = 4
 VECTORS = 8  # d floats each, in shared memory

@@ -1,4 +1,4 @@
-"""DGL's examples/sparse/graph_transformer.py without dgl.sparse: SparseMHA, with the same parameters, is of fused3s.
+"""A graph transformer of DGL with sparse multi-head attention; fused3s takes the place of `dgl.sparse`.
 
 python examples/dgl_graph_transformer.py --molecules 200 --epochs 5
 """
@@ -11,43 +11,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fused3s import AttentionPlan
-from fused3s.nn import SparseMHA
+import fused3s  # in place of: import dgl.sparse as dglsp
 
 sys.modules.setdefault("dgl.graphbolt", ModuleType("dgl.graphbolt"))  # DGL's has no build for a recent PyTorch
 import dgl  # noqa: E402
 
 
-class GTLayer(nn.Module):
+class Block(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
-        self.MHA = SparseMHA(hidden_size, num_heads)
-        self.batchnorm1, self.batchnorm2 = nn.BatchNorm1d(hidden_size), nn.BatchNorm1d(hidden_size)
-        self.FFN1, self.FFN2 = nn.Linear(hidden_size, hidden_size * 2), nn.Linear(hidden_size * 2, hidden_size)
+        self.shape, self.scale = (3, hidden_size // num_heads, num_heads), (hidden_size // num_heads) ** -0.5
+        self.qkv, self.out = nn.Linear(hidden_size, 3 * hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.norm1, self.norm2 = nn.BatchNorm1d(hidden_size), nn.BatchNorm1d(hidden_size)
+        self.up, self.down = nn.Linear(hidden_size, 2 * hidden_size), nn.Linear(2 * hidden_size, hidden_size)
 
-    def forward(self, plan: AttentionPlan, h: Tensor) -> Tensor:
-        h = self.batchnorm1(self.MHA(plan, h) + h)
-        return self.batchnorm2(self.FFN2(F.relu(self.FFN1(h))) + h)
+    def forward(self, graph: dgl.DGLGraph, h: Tensor) -> Tensor:
+        q, k, v = self.qkv(h).unflatten(1, self.shape).unbind(1)  # [nodes, columns, heads] each
+        # In place of: dglsp.bspmm(dglsp.bsddmm(A, q * self.scale, k.transpose(1, 0)).softmax(), v)
+        attended = fused3s.edge_attention(q, k, v, graph, scale=self.scale)
+        h = self.norm1(h + self.out(attended.flatten(1)))
+        return self.norm2(h + self.down(F.relu(self.up(h))))
 
 
-class GTModel(nn.Module):
-    def __init__(self, out_size: int, hidden_size=80, pos_enc_size=8, num_layers=8, num_heads=8) -> None:
+class Network(nn.Module):
+    def __init__(self, num_layers: int, hidden_size: int = 80, num_heads: int = 8) -> None:
         super().__init__()
-        self.atom_encoder = nn.Embedding(100, hidden_size)
-        self.pos_linear = nn.Linear(pos_enc_size, hidden_size)
-        self.layers = nn.ModuleList(GTLayer(hidden_size, num_heads) for _ in range(num_layers))
-        first, second = nn.Linear(hidden_size, hidden_size // 2), nn.Linear(hidden_size // 2, hidden_size // 4)
-        self.predictor = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(hidden_size // 4, out_size))
+        self.atoms, self.encoding = nn.Embedding(2, hidden_size), nn.Linear(8, hidden_size)
+        self.blocks = nn.ModuleList(Block(hidden_size, num_heads) for _ in range(num_layers))
+        self.head = nn.Linear(hidden_size, 1)
 
-    def forward(self, g: "dgl.DGLGraph", atoms: Tensor, pos_enc: Tensor) -> Tensor:
-        h = self.atom_encoder(atoms) + self.pos_linear(pos_enc)
-        plan = self.layers[0].MHA.plan(g)  # once for all layers, in place of the sparse matrix A
-        for layer in self.layers:
-            h = layer(plan, h)
-        return self.predictor(torch.segment_reduce(h, "sum", lengths=g.batch_num_nodes().to(h.device)))
+    def forward(self, graph: dgl.DGLGraph, atoms: Tensor, encoding: Tensor) -> Tensor:
+        h = self.atoms(atoms) + self.encoding(encoding)
+        for block in self.blocks:
+            h = block(graph, h)
+        return self.head(torch.segment_reduce(h, "sum", lengths=graph.batch_num_nodes().to(h.device)))
 
 
-def molecule(size: int) -> tuple["dgl.DGLGraph", Tensor]:
+def molecule(size: int) -> tuple[dgl.DGLGraph, Tensor]:
     """A ring of random atoms, labelled by whether most are of the first kind."""
     graph = dgl.to_bidirected(dgl.graph((torch.arange(size), torch.arange(size).roll(1))))
     graph.ndata["atom"], graph.ndata["PE"] = torch.randint(2, (size,)), dgl.lap_pe(graph, k=8, padding=True)
@@ -58,13 +58,13 @@ def main(molecules: int, epochs: int, layers: int) -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data = [molecule(size) for size in torch.randint(9, 25, (molecules,)).tolist()]
-    model = GTModel(out_size=1, num_layers=layers).to(device)
+    model = Network(layers).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     for epoch in range(1, epochs + 1):
         total = 0.0
         for graphs, labels in dgl.dataloading.GraphDataLoader(data, batch_size=32, shuffle=True):
-            atoms, pos_enc = graphs.ndata["atom"].to(device), graphs.ndata["PE"].to(device)  # DGL may have no CUDA
-            loss = F.binary_cross_entropy_with_logits(model(graphs, atoms, pos_enc), labels.to(device))
+            atoms, encoding = graphs.ndata["atom"].to(device), graphs.ndata["PE"].to(device)  # DGL may have no CUDA
+            loss = F.binary_cross_entropy_with_logits(model(graphs, atoms, encoding), labels.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -74,7 +74,6 @@ def main(molecules: int, epochs: int, layers: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--molecules", type=int, default=200)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=8)
+    for name, default in (("molecules", 200), ("epochs", 5), ("layers", 8)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     main(**vars(parser.parse_args()))

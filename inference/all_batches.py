@@ -26,21 +26,15 @@ from models.padded_batches import PaddedBatches, make_room, padding_refused
 class AllBatches(Source):
     """All graphs of a collection, a plan for each batch.
 
-    Args:
-        share: the graphs that this process runs; all if None.
-
     Raises:
         ValueError: the features do not fit the model.
     """
 
-    def __init__(
-        self, config: Config, device: torch.device, loaded: LoadedGraph, share: LoadedGraph | None = None
-    ) -> None:
+    def __init__(self, config: Config, device: torch.device, loaded: LoadedGraph) -> None:
         super().__init__(config, device, loaded)
         self.model.check_features(loaded.graph)
-        own = share or loaded
-        size = config.data.graphs_per_batch(own.meta.num_graphs, own.meta.num_nodes)
-        self._batches = CsrBatches(own, size, device)
+        size = config.data.graphs_per_batch(loaded.meta.num_graphs, loaded.meta.num_nodes)
+        self._batches = CsrBatches(loaded, size, device)
         self._first = next(iter(self._batches))
         self._padded: PaddedBatches | None = None
         # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
@@ -53,7 +47,7 @@ class AllBatches(Source):
         asked = self.config.runtime.cuda_graph
         if asked is False:
             self.why_eager = "as configured"
-        elif not self.why_eager and (refused := self._make_padded(attention.backend)):
+        elif refused := self._make_padded(attention.backend):
             self.why_eager = f"chosen by auto; {refused}"
             if asked is True:
                 raise ValueError(f"runtime.cuda_graph = True with several batches: {refused}; use auto or false")

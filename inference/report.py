@@ -91,7 +91,7 @@ def report_table(run: Run) -> Table:
         classes = "" if same is None else f"{same:.2%} of the rows have the same largest output, "
         error = f"relative error {run.accuracy.relative:.1e}, largest {run.accuracy.max_abs:.1e}"
         lines["accuracy"] = f"against float32: {classes}{error}"
-    return _table("Graph Transformer inference", lines)
+    return _table(str(run.request.config_path), lines)
 
 
 def _spread(spread: Spread, unit: str = "ms", form: str = ".3f") -> str:

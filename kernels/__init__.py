@@ -5,7 +5,7 @@
     plan = plan_attention(graph, device="cuda")    # or: build the sparse format once ...
     out = plan(q, k, v)                            # ... and call it often
 
-Layers that replace those of PyG are in `fused3s.nn`.
+Layers that replace those of PyG are in `fused3s.nn`, and those of DGL in `fused3s.nn.dgl`.
 Direction: rows of A are queries, columns are keys. For a DGLGraph a node attends to the sources of its in-edges.
 """
 
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .graph.key_lists import KeyLists
+from .heads_last import edge_attention
 from .terms.dropout import Dropout
 from .terms.edge_data import BoundEdges, EdgeData
 from .terms.score_term import ScoreTerm
@@ -48,6 +49,7 @@ __all__ = [
     "__version__",
     "capture_step",
     "copy_padded_",
+    "edge_attention",
     "list_backends",
     "plan_attention",
     "plan_many",

@@ -64,7 +64,8 @@ def cache_state() -> str:
 
 
 def cupy_versions() -> str:
-    """Versions of CuPy and of NVRTC; any error, since a broken installation is what the text is to show."""
+    """Versions of CuPy and of NVRTC, or the error that importing them raises: the text must show a broken
+    installation."""
     try:
         cupy = import_cupy()
         nvrtc = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))

@@ -1,4 +1,4 @@
-"""Checks of arguments: an error names the argument, its value, what is allowed and, where it helps, what to do."""
+"""Checks of arguments: an error names the argument, its value, what is allowed and, if useful, what to do."""
 
 import math
 from collections.abc import Collection
@@ -8,7 +8,7 @@ import torch
 
 from .errors import BackendUnavailableError
 
-MOST_COLUMNS = 65_535  # most columns of a head, and most heads; backends have limits of their own
+MOST_COLUMNS = 65_535  # most columns of a head, and most heads; backends may have lower limits
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -11,7 +11,7 @@
     loop = CapturedLoop(step, model, optimiser, samples=loader)
     losses = [loop(batch) for batch in loader]
 
-Padding follows the rows of a batch. Its edges join its own nodes alone: to a layer it is one more graph.
+Padding comes after the rows of a batch. Its edges connect only padding nodes, so to a layer it is one more graph.
 """
 
 import copy
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 NODES, GRAPHS = "num_nodes", "num_graphs"  # numbers that are sizes
 IGNORED = -100  # label that torch's cross_entropy ignores
-PADDING_IDS = 64  # rows that ids of padding are spread over: one row with all edges of padding would be slow
+PADDING_IDS = 64  # ids of padding are spread over a multiple of so many rows
 ALLOWED_ERROR = 1e-2  # between a step without padding and one of which a fifth or more is padding
 NO_WAITS = (
     "A step must not wait for the GPU: no .item(), print or boolean index; sizes from the batch, as in "
@@ -50,13 +50,14 @@ class CapturedLoop:
 
     The step gets a batch of fixed size, a PyG `Data` or `Batch` or a dictionary, as the samples are:
 
-    * Rows of padding are 0, in integers named `y` -100, which `cross_entropy` ignores. Masks are False.
-    * Tensors with `index` in their name, [2, E] or [K], hold ids of nodes: padding has ids of padding. So has `batch`.
-    * `batch.is_real(name)`, in a dictionary `batch["is_real"](name)`: bool, which rows of a tensor are no padding; for
-      losses without ignored labels: `(error * real).sum() / real.sum()`.
+    * Padding rows are 0; in integers named `y` they are -100, which `cross_entropy` ignores; in masks False.
+    * Tensors with `index` in their name, [2, E] or [K], hold node ids; their padding holds ids of padding nodes. So
+      does that of `batch`.
+    * `batch.is_real(name)`, in a dictionary `batch["is_real"](name)`: bool, False for the padding rows of a tensor; for
+      losses without an ignored label: `(error * real).sum() / real.sum()`.
     * `num_nodes` and `num_graphs` are integers that count padding, too. All other numbers are tensors []: the seeds of
       NeighborLoader are `torch.arange(batch.num_nodes, device=device) < batch.batch_size`.
-    * `ptr` (all names that end so) and values that are neither tensors nor numbers are left out.
+    * Names that end in `ptr`, and values that are neither tensors nor numbers, are left out.
 
     A batch that does not fit is captured anew at a larger size, with a warning in the log; the old memory is freed
     first. Each layer plans the edges of a batch; `plan = conv.plan(batch.edge_index, batch.num_nodes)` in the step
@@ -65,7 +66,7 @@ class CapturedLoop:
     Args:
         step: takes a batch, only queues work on the GPU, and returns a tensor, a tuple, list or dictionary of tensors,
             or None. For evaluation: without optimiser, under torch.no_grad().
-        model, states: as of `capture_step`.
+        model, states: see `capture_step`.
         samples: batches on any device, such as the loader, which is iterated once. Their largest sizes and a tenth more
             are the fixed size. Tensors with one row for each node, edge or graph, or with different lengths, are
             padded; all others keep their shape. Mappings have nodes in the rows of `x`, or the number `num_nodes`; with
@@ -73,10 +74,10 @@ class CapturedLoop:
         padding: by name, a value for rows of padding; or another name, for ids of padding rows of that tensor.
 
     Raises:
-        TypeError: `step` is no function, a state is of another kind, or samples or results are.
+        TypeError: `step` is no function, or a state, a sample or the result has an unsupported type.
         ValueError: there are no samples, or they have different names; or padding changes a buffer, the result or a
-            gradient. Eager steps on the smallest sample tell that, if need be with constants for random numbers, such
-            as those of dropout. Weights, states and torch's generators are restored.
+            gradient. Eager steps on the smallest sample detect that, if necessary with constants in place of random
+            numbers. Weights, states and torch's generators are restored.
         CaptureError: as of `capture_step`.
     """
 
@@ -103,7 +104,7 @@ class CapturedLoop:
         self._begin(smallest, most)
 
     def __call__(self, batch: Any) -> Any:
-        """The step's result for a batch, in new tensors; of results with the rows of the batch, without padding.
+        """The step's result for a batch, in new tensors without padding rows.
 
         Args:
             batch: on any device, with the names, types and columns of the samples.
@@ -138,7 +139,7 @@ class CapturedLoop:
         """Make room for batches of `most` rows and a tenth more, and capture the step on `batch` there."""
         self._room = self._graph = None  # their memory is free for the new ones
         room = _Room(self._layout, batch, {group: 1 + rows + rows // 10 for group, rows in most.items()}, self._device)
-        graph, step = None, self._step  # the graph holds the step alone, so that both are freed without a collector
+        graph, step = None, self._step  # the graph references the step alone: both are freed without a gc
         if self._device.type == "cuda":
             try:
                 graph = capture_step(lambda: step(room.batch()), self._model, *self._states)
@@ -177,7 +178,7 @@ class CapturedLoop:
         return groups
 
     def _observe(self, room: "_Room", mode: AbstractContextManager[Any]) -> tuple[dict[str, Tensor], ...]:
-        """Result, buffers and gradients of a step that leaves nothing behind, by their names in an error."""
+        """Result, buffers and gradients of a step whose changes are undone, by the names that errors use."""
         parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
         before, gradients, hooks = [each.grad for each in parameters.values()], {}, []
         try:
@@ -280,9 +281,13 @@ class _Room:
         self, layout: _Layout, batch: Any, most: dict[str, int], device: torch.device, pads: bool = True
     ) -> None:
         self.most, self._layout = most, layout
-        with_ids = layout.padding.values() if pads else ()
-        self.lengths = {group: rows + PADDING_IDS * (group in with_ids) for group, rows in most.items()}
         tensors, used = layout.read(batch)
+        self._num_ids = dict.fromkeys(most, 0)
+        for name, group in layout.padding.items() if pads else ():
+            if isinstance(group, str):
+                rows = most[layout.groups[name]] if tensors[name].dim() == 2 else 0
+                self._num_ids[group] = max(self._num_ids[group], _num_ids(rows))
+        self.lengths = {group: rows + self._num_ids[group] for group, rows in most.items()}
         self._used = torch.zeros(len(most), dtype=torch.int64, device=device)
         self._tensors, self._padding = {}, {}
         for name, tensor in tensors.items():
@@ -291,7 +296,7 @@ class _Room:
                 shape[_row_dim(name)] = self.lengths[layout.groups[name]]
             self._tensors[name] = torch.zeros(shape, dtype=tensor.dtype, device=device)
             padding = layout.padding.get(name)
-            self._padding[name] = self._ids(name, self.lengths[padding]) if isinstance(padding, str) else padding
+            self._padding[name] = self._ids(name, padding) if isinstance(padding, str) else padding
         self._empty = {} if isinstance(batch, Mapping) else copy.copy(batch)
         for name in () if isinstance(batch, Mapping) else batch.to_dict():
             del self._empty[name]
@@ -318,7 +323,7 @@ class _Room:
             if name in self._layout.groups:
                 found[name] = self.lengths[self._layout.groups[name]]
                 if name == GRAPHS and not isinstance(found, dict):
-                    found._num_graphs = found[GRAPHS]  # of a PyG Batch
+                    found._num_graphs = found[GRAPHS]  # attribute of a PyG Batch
         return found
 
     def _is_real(self, name: str) -> Tensor:
@@ -328,13 +333,22 @@ class _Room:
         rows = torch.arange(self.lengths[group], device=self._used.device)
         return rows < self._used[[*self.lengths].index(group)]
 
-    def _ids(self, name: str, length: int) -> Tensor:
-        """Ids of the last PADDING_IDS of `length` rows for each row of a tensor of ids: ascending, or pairs."""
-        tensor = self._tensors[name].movedim(_row_dim(name), 0)
+    def _ids(self, name: str, group: str) -> Tensor:
+        """Ids of padding rows of a group for each row of a tensor of ids: ascending, or different pairs."""
+        tensor, count = self._tensors[name].movedim(_row_dim(name), 0), max(1, self._num_ids[group])
         row = torch.arange(len(tensor), device=tensor.device)
-        ascending, by_turns = row * PADDING_IDS // max(1, len(row)), row % PADDING_IDS
-        ids = ascending if tensor.dim() == 1 else torch.stack([by_turns, ascending], 1)
-        return (length - PADDING_IDS + ids).to(tensor.dtype)
+        ids = (
+            row * count // max(1, len(row))
+            if tensor.dim() == 1
+            else torch.stack([row % count, row // count % count], 1)
+        )
+        return (self.lengths[group] - count + ids).to(tensor.dtype)
+
+
+def _num_ids(pairs: int) -> int:
+    """Rows that so many edges of padding join, each pair at most once: repeated edges, and rows of very many, would
+    take the GPU longer than the batch."""
+    return PADDING_IDS * math.ceil(math.sqrt(pairs + PADDING_IDS) / PADDING_IDS)
 
 
 class _ConstantRandomNumbers(DispatchMode):

@@ -1,5 +1,5 @@
-"""A training step as one CUDA graph over tensors of fixed size, which the caller fills before each replay. To have that
-done, see `captured_loop`.
+"""A training step as one CUDA graph over tensors of fixed size, which the caller fills before each replay
+(`captured_loop` fills them for you).
 
     room = PlanRoom((rows, rows), edges, device=device, dtype=dtype, head_dim=16, num_heads=4, backward=True)
     step = capture_step(run, model, optimiser)  # run() reads x, y and room.plan, which keep their addresses
@@ -35,9 +35,8 @@ def capture_step(
     """Capture a training step; `replay()` of the result returns the result of `run`, in the same tensors.
 
     `run` is called before the capture; afterwards weights, buffers, states and random numbers are restored. The graph
-    keeps the plans that these calls made of an edge_index, unless the layer has cache=False: then, and for a tensor
-    that `run` changes, each replay plans the current values. `replay()` raises a CaptureError if the tensor of a kept
-    plan was changed.
+    keeps the plans that these calls made of an edge_index. If the layer has cache=False, or `run` changes the tensor,
+    each replay plans the current values. `replay()` raises a CaptureError if the tensor of a kept plan was changed.
 
     Args:
         run: forward pass, backward pass and optimiser step. It must only queue work on torch's current stream, and
@@ -46,7 +45,7 @@ def capture_step(
             AdamW, Adamax, RAdam, RMSprop, SGD without dampening.
         model: the trained model, on a GPU.
         states: optimisers, gradient scalers and other modules that `run` changes.
-        shares: a captured step whose temporary memory this one uses, too: never run the two at the same time.
+        shares: a captured step whose temporary memory this step reuses: never run the two at the same time.
 
     Raises:
         TypeError: `run` is no function, `model` no module, or a state is of another kind.
@@ -82,8 +81,8 @@ def checked_device(model: nn.Module, states: Sequence[State]) -> torch.device:
 
 
 def copy_padded_(target: Tensor, rows: Tensor, padding: float | Tensor = 0) -> None:
-    """Copy `rows` [n, ...] to the first rows of `target` [m, ...], m >= n, and set the others to `padding`, or to those
-    of a tensor `padding` [m, ...].
+    """Copy `rows` [n, ...] to the first rows of `target` [m, ...], m >= n, and set the remaining rows to `padding`, a
+    value or a tensor [m, ...].
 
     Raises:
         TypeError, ValueError: one is no tensor, or `rows` has more rows than `target`, or rows of another shape.
@@ -104,7 +103,7 @@ def restored(states: Sequence[Any], device: torch.device, captures: bool = True)
     """Restore states and random numbers at exit, in the same tensors.
 
     Args:
-        captures: whether a CUDA graph needs the tensors of optimisers that are made inside.
+        captures: whether a CUDA graph needs the optimiser tensors that are made inside.
 
     Raises:
         CaptureError: an optimiser made state inside whose first values are unknown.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from models.graph_inputs import GraphInputs, aligned_columns
 
 MAX_ONE_HOT = 1024  # largest total number of categorical values that is expanded to one-hot rows
-MAX_ONE_HOT_ELEMENTS = 2**28  # of such rows in training
+MAX_ONE_HOT_ELEMENTS = 2**28  # most elements of one-hot rows in training
 
 
 class FeatureEmbedding(nn.Module):

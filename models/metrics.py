@@ -43,7 +43,7 @@ class Score:
 
     Attributes:
         part: "test", or "all" for a data set without splits.
-        rows: number of nodes or graphs; kind: "nodes" or "graphs".
+        rows: number of nodes or graphs with a label; kind: "nodes" or "graphs".
         unit: of the value; "" for none.
     """
 
@@ -158,5 +158,6 @@ def score_on_test(logits: Tensor, loaded: LoadedGraph) -> Score | None:
     except ValueError as error:
         logger.warning("no test metric: %s", error)
         return None
+    known = labels[:, None] >= 0 if metric in OF_CLASSES else ~labels.isnan()
     kind, unit = "nodes" if loaded.meta.task == "node" else "graphs", loaded.meta.unit
-    return Score(metric, part, value, len(labels), kind, unit if metric in OF_TARGETS else "")
+    return Score(metric, part, value, int(known.any(1).sum()), kind, unit if metric in OF_TARGETS else "")

@@ -45,5 +45,5 @@ class _MeanNodes(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         nodes, starts = ctx.saved_tensors
         sizes = F.pad(starts, (0, 1), value=len(nodes)).diff()
-        graph = torch.searchsorted(starts, nodes, right=True) - 1  # of equal starts the last: the others have no nodes
+        graph = torch.searchsorted(starts, nodes, right=True) - 1  # the last of equal starts: the others have no nodes
         return (grad / sizes.clamp(min=1)[:, None])[graph], None, None

@@ -155,10 +155,11 @@ def read_about(path: Path) -> TrainedWeights | None:
     try:
         about = TypeAdapter(TrainedWeights).validate_json(text)
         about.config["model"] = LATER | about.config["model"]
+        about.config.get("runtime", {}).pop("partition", None)  # a key of earlier records
         if about.metric not in METRICS or not {*ARCHITECTURE} <= about.config["model"].keys():
             raise ValueError(f"metric {about.metric}, model {about.config['model']}")
         return about
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: its record of the training run is of another version ({error})") from error
 
 

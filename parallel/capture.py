@@ -11,27 +11,20 @@ from parallel.group import Group, all_values
 
 
 def capture_together(make: Callable[[], CapturedGraph[Result]], group: Group) -> CapturedGraph[Result]:
-    """`make()` on every rank: all ranks get their CUDA graph, or none does.
-
-    The end of `parallel.ranks` frees the graph: NCCL's communicator cannot end before.
-
-    Args:
-        make: captures a pass in a CUDA graph. A capture waits for no other rank; only its warm-up does.
+    """`make()`, which captures a pass, on every rank: all ranks get their CUDA graph, or none does. A capture waits for
+    no other rank; only its warm-up does. The end of `parallel.ranks` frees the graph, and NCCL's communicator then.
 
     Raises:
         CaptureError: on all ranks, if one of them cannot capture; the text names its number and the reason.
     """
-    captured, reason = None, ""
-    if group.through_host:
-        reason = "gloo exchanges rows through host memory"
-    else:
+    captured, reason = None, "gloo exchanges rows through host memory" if group.through_host else ""
+    if not reason:
         try:
             captured = make()
         except CaptureError as error:
             reason = str(error)
-    reasons = all_values(group, reason)
-    for rank, reason in enumerate(reasons):
-        if reason:
-            raise CaptureError(f"rank {rank}: {reason}")
+    for rank, of_rank in enumerate(all_values(group, reason)):
+        if of_rank:
+            raise CaptureError(f"rank {rank}: {of_rank}")
     group.graphs.add(captured)
     return captured

@@ -1,18 +1,17 @@
-"""Collectives with uneven numbers of rows. Sums are in rank order: the same bits on every run."""
+"""Collectives with uneven numbers of rows, and sums in rank order: the same bits on every run."""
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from fused3s.runtime.launch import next_waits
-from parallel.group import Group
-from parallel.part import Part
-
-ROWS_PER_BLOCK = 1 << 18  # of what rank 0 gathers at a time
+from parallel.group import Group, share
+from parallel.partition import Part
 
 
 class Exchanged:
@@ -31,14 +30,11 @@ class Exchanged:
 
 
 def exchange_rows(rows: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int], group: Group) -> Exchanged:
-    """Send rows to each rank and receive rows from each.
+    """[sum of receive_counts, ...] from each rank, once waited for, for rows [sum of send_counts, ...] to each.
 
     Args:
-        rows: [sum of send_counts, ...] contiguous, rank after rank.
+        rows: contiguous, rank after rank, as is the result.
         send_counts, receive_counts: [P] rows to and from each rank.
-
-    Returns:
-        [sum of receive_counts, ...], rank after rank, once waited for.
     """
     sent = rows.cpu() if group.through_host else rows
     received = sent.new_empty((sum(receive_counts), *rows.shape[1:]))
@@ -57,57 +53,51 @@ def gather_equal(rows: Tensor, group: Group) -> Exchanged:
     return Exchanged(received, work, rows.device, sent)
 
 
-def sum_in_rank_order(tensors: Sequence[Tensor], group: Group) -> None:
-    """Replace each tensor by its sum over the ranks, in place: the same bits on all ranks and on every run.
+def send_rows(rows: Tensor, source: int, target: int, count: int, group: Group) -> Tensor:
+    """[count, ...] on rank `target`: the first rows of rank `source`; none on the others."""
+    sent = [count * ((group.rank, other) == (source, target)) for other in range(group.size)]
+    received = [count * ((other, group.rank) == (source, target)) for other in range(group.size)]
+    return exchange_rows(rows[: sum(sent)].contiguous(), sent, received, group).wait()
 
-    Each rank adds up one slice of all tensors and sends it to the others.
-    """
+
+def scatter(group: Group, values: Iterable[Any] | None) -> Any:
+    """This rank's one of the picklable P `values` of rank 0, which makes and sends one after the other."""
+    each, own = iter(values or ()), None
+    for rank in range(group.size):
+        content = bytearray(pickle.dumps(next(each))) if group.is_first else bytearray(1)
+        size = share(group, len(content))
+        arrived = send_rows(torch.frombuffer(content, dtype=torch.uint8).to(group.device), 0, rank, size, group)
+        if rank == group.rank:
+            own = pickle.loads(arrived.cpu().numpy())
+    return own
+
+
+def gather_rows(part: Part, rows: Tensor, group: Group) -> Tensor | None:
+    """Rows [N, ...] of all ranks on rank 0, in host memory and in the graph's order, from [n, ...] of each; None on the
+    others. The device of rank 0 holds those of one other rank at a time."""
+    found = torch.empty(sum(part.partition.rows), *rows.shape[1:], dtype=rows.dtype) if group.is_first else None
+    ids = torch.from_numpy(part.rows).to(rows.device)
+    for rank, count in enumerate(part.partition.rows):
+        values, places = (send_rows(each, rank, 0, count, group).cpu() for each in (rows, ids))
+        if found is not None:
+            found[places] = values
+    return found
+
+
+def sum_in_rank_order(tensors: Sequence[Tensor], group: Group) -> None:
+    """Replace each tensor by its sum over the ranks, in place: the same bits on all ranks and on every run. Each rank
+    adds up one slice of all tensors and sends it to the others."""
     if not tensors:
         return
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    length = -(-flat.numel() // group.size)
-    padded = flat.new_zeros(group.size * length)
-    padded[: flat.numel()] = flat
-    counts = [1] * group.size
-    slices = exchange_rows(padded.view(group.size, length), counts, counts, group).wait()
-    summed = gather_equal(add_ranks(slices.unbind(0)), group).wait()
+    flat, counts = torch.cat([tensor.reshape(-1) for tensor in tensors]), [1] * group.size
+    padded = F.pad(flat, (0, -flat.numel() % group.size)).view(group.size, -1)
+    slices = exchange_rows(padded, counts, counts, group).wait()
+    total = slices[0].clone()
+    for of_rank in slices[1:]:
+        total += of_rank
+    summed = gather_equal(total, group).wait()
     for tensor, part in zip(tensors, summed[: flat.numel()].split([each.numel() for each in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
-
-
-def add_ranks(contributions: Sequence[Tensor]) -> Tensor:
-    """The sum of the tensors, in order."""
-    total = contributions[0].clone()
-    for contribution in contributions[1:]:
-        total += contribution
-    return total
-
-
-def gather_rows(
-    part: Part, rows: Tensor, group: Group, take: Callable[[Tensor], None], rows_per_block: int = ROWS_PER_BLOCK
-) -> None:
-    """Rows of all ranks in the order of the original graph on rank 0, block by block.
-
-    Args:
-        rows: [n, ...] of this part.
-        take: called on rank 0 with the next block of rows [up to rows_per_block, ...], on the group's device.
-    """
-    order = np.argsort(part.rows)
-    ids = np.asarray(part.rows)[order]
-    num_nodes = part.partition.num_nodes
-    starts = np.arange(0, num_nodes + rows_per_block, rows_per_block)
-    cuts = torch.from_numpy(np.searchsorted(ids, starts)).to(rows.device)
-    counts = gather_equal(cuts.diff(), group).wait().view(group.size, -1).T.tolist()
-    order, ids = (torch.from_numpy(each).to(rows.device) for each in (order, ids))
-    for start, of_ranks, first, last in zip(starts.tolist(), counts, cuts.tolist(), cuts.tolist()[1:], strict=False):
-        to_first = [last - first, *[0] * (group.size - 1)]
-        from_all = of_ranks if group.is_first else [0] * group.size
-        sent = rows[order[first:last]], ids[first:last] - start
-        values, places = (exchange_rows(each, to_first, from_all, group).wait() for each in sent)
-        if group.is_first:
-            block = torch.empty_like(values)
-            block[places] = values
-            take(block)
 
 
 def gather_uneven(rows: Tensor, group: Group) -> Tensor:

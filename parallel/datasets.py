@@ -1,161 +1,105 @@
-"""Data sets as sources of partitions, and a part as a loaded data set."""
+"""Data sets on several ranks: rank 0 loads and divides the graph, and sends each rank its part."""
 
-import hashlib
 import importlib.util
-import json
+import io
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 
 import data
-from configs.schema import DataConfig
-from data import GraphMeta, LoadedGraph
-from data.graph import RawGraph
-from data.sources.large import LargeGraph
-from parallel.assignment import METHODS
-from parallel.builder import partition_graph
-from parallel.collectives import gather_rows
-from parallel.errors import CollectionError
-from parallel.group import Group, shared_from_first_rank
-from parallel.part import DESCRIPTION, VERSION, Part, Partition, load_part
-from parallel.source import GraphSource, source_from_csr, source_from_edges
+from configs import Config, TrainConfig
+from data import LoadedGraph
+from data.atomic import replacing
+from parallel.collectives import scatter
+from parallel.group import Group, check_agreement, on_first_rank
+from parallel.inputs import refuse_settings
+from parallel.partition import METHODS, Part, PartitionError, assign_rows, partition_graph
+from training.setup import checked_labels
+
+Say = Callable[[str], None]
 
 
-def partition_folder(settings: DataConfig, seed: int, method: str, num_parts: int) -> Path:
-    """Folder of a data set's partition, below `data.root`. Another source, file or seed gives another folder."""
-    file = Path(settings.path or Path(settings.root, f"{settings.name}.npz"))
-    found = file.stat() if file.is_file() else None
-    version = None if found is None else [found.st_size, found.st_mtime_ns]
-    asked = json.dumps([VERSION, settings.source, settings.path, seed, version])
-    digest = hashlib.sha256(asked.encode()).hexdigest()[:8]
-    return Path(settings.root, "parts", f"{settings.name}-{method}-{num_parts}-{digest}")
-
-
-def open_part(settings: DataConfig, seed: int, group: Group, say: Callable[[str], None]) -> Part | None:
-    """This rank's part of a data set; None for a collection of graphs. Rank 0 makes the partition where there is none,
-    by METIS if it is installed.
+def load_graph(config: Config) -> LoadedGraph:
+    """The graph of a configuration.
 
     Raises:
-        PartitionError: this machine has no files of the part.
-        ValueError, OSError, MemoryError: as `dataset_source` and `partition_graph`.
-    """
-    folder = shared_from_first_rank(group, lambda: _partitioned(settings, seed, group.size, say))
-    return None if folder is None else load_part(folder, group)
-
-
-def _partitioned(settings: DataConfig, seed: int, num_parts: int, say: Callable[[str], None]) -> Path | None:
-    folders = {method: partition_folder(settings, seed, method, num_parts) for method in METHODS}
-    for folder in folders.values():
-        if (folder / DESCRIPTION).is_file():
-            return folder
-    method = "metis" if importlib.util.find_spec("pymetis") else "contiguous"
-    say(f"partitioning {settings.name} into {num_parts} parts, once")
-    try:
-        source = dataset_source(**settings.model_dump(include={"name", "root", "source", "path"}), seed=seed)
-    except CollectionError:
-        return None
-    partition_graph(source, folders[method], num_parts, method, say=say)
-    return folders[method]
-
-
-def dataset_source(name: str, *, root: str, source: str, path: str | None, seed: int) -> GraphSource:
-    """The single graph that `data.load` would give, as a source. Papers100M and IGB are read from their official files
-    without holding the edges in memory.
-
-    Raises:
-        CollectionError: the data set is a collection of graphs.
+        ValueError: it is a collection of graphs.
         DatasetMissingError, ValueError, MemoryError: as `data.load`.
     """
-    if path is None and source in ("auto", "official") and name in data.names():
-        official = data.info(name).official
-        if isinstance(official, LargeGraph) and official.place(Path(root)).is_file():
-            return _mapped_source(name, official.mapped(Path(root)))
-    reads_file = path is not None or source == "file"
-    if not reads_file and name in data.names() and data.info(name).num_graphs is not None:
-        raise CollectionError(name)
-    loaded = data.load(name, root=root, source=source, path=path, batch_size=None, seed=seed)
-    if loaded.meta.num_graphs > 1:
-        raise CollectionError(name)
-    return source_from_csr(
-        loaded.row_pointers.numpy(),
-        loaded.columns.numpy(),
-        fingerprint=f"{loaded.meta.sha256} {loaded.meta.source} {loaded.meta.features} {seed}",
-        node_data={key: values.numpy() for key, values in loaded.node_data.items()},
-        row_ids={} if loaded.splits is None else {part: ids.numpy() for part, ids in loaded.splits.items()},
-        about={"meta": asdict(loaded.meta), "metric": loaded.metric},
-    )
+    name = config.data.name
+    is_collection = not config.data.reads_file and data.info(name).num_graphs is not None
+    loaded = None if is_collection else data.load(**config.load_arguments() | {"batch_size": None})
+    if loaded is None or loaded.meta.num_graphs > 1 or loaded.meta.task != "node":
+        raise ValueError(f"data.name = {name!r}: a collection of graphs; ranks divide one graph: start one process")
+    return loaded
 
 
-def meta_of(partition: Partition) -> GraphMeta:
-    """The description of the graph that was partitioned."""
-    stored = dict(partition.about["meta"])
-    for key in ("feature_cardinalities", "edge_feature_cardinalities"):
-        stored[key] = None if stored[key] is None else tuple(stored[key])
-    return replace(GraphMeta(**stored), num_edges=partition.num_edges)
+def divided(loaded: LoadedGraph, root: str, num_parts: int, method: str, say: Say) -> list[Part]:
+    """The parts of a graph. The part of each row is kept in a file below `root`, so that METIS runs once.
+
+    Raises:
+        PartitionError: the file is damaged, or METIS is missing.
+        ValueError, OSError, MemoryError: as `partition_graph`.
+    """
+    path, indptr, indices = partition_file(loaded, root, num_parts, method), loaded.row_pointers, loaded.columns
+    arrays = np.ones(len(indices), bool), indices.numpy(), indptr.numpy()
+    graph = sp.csr_array(arrays, shape=(len(indptr) - 1, len(indptr) - 1))
+    if not path.is_file():
+        say(f"partitioning {loaded.meta.name} into {num_parts} parts by {method}, once: {path}")
+        content = io.BytesIO()  # into a file, np.save loses its end on a full disk without an error
+        np.save(content, assign_rows(graph, num_parts, method))
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(content.getbuffer())
+    try:
+        return partition_graph(graph, num_parts, method, np.load(path, allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise PartitionError(f"{path}: damaged ({error}); remove it, and it is made again") from error
 
 
-def loaded_part(part: Part) -> LoadedGraph:
-    """Labels, ids and splits of this part's rows as `data.load` returns those of a graph, without its edges."""
-    label, own = part.node_data.get("label"), part.node_data.get("id")
-    splits = {name: torch.from_numpy(np.array(ids, np.int64)) for name, ids in part.row_ids.items()}
-    return LoadedGraph(
-        meta=meta_of(part.partition),
-        node_data={} if own is None else {"id": torch.from_numpy(np.array(own))},
-        labels=None if label is None else torch.from_numpy(np.array(label)),
-        splits=splits or None,
-        metric=part.partition.about["metric"],
-    )
+def partition_file(loaded: LoadedGraph, root: str, num_parts: int, method: str) -> Path:
+    """The part of each row of this graph, as `assign_rows` gives it. Equal edges have equal files."""
+    return Path(root, "parts", f"{loaded.meta.name}-{method}-{num_parts}-{loaded.meta.sha256}.npy")
 
 
-def gather_labels(part: Part, group: Group) -> LoadedGraph | None:
-    """Labels, ids and splits of all rows in the order of the graph, on rank 0; None on the other ranks."""
-    own = loaded_part(part)
+def open_part(config: Config, group: Group, say: Say) -> tuple[Part, LoadedGraph, LoadedGraph | None]:
+    """This rank's part of a graph; data of its rows; on rank 0 ids, labels and splits of all rows. Takes a partition
+    that is there, else METIS if it is installed, else contiguous parts.
 
-    def gathered(rows: torch.Tensor) -> torch.Tensor | None:
-        found: list[torch.Tensor] = []
-        gather_rows(part, rows.to(group.device), group, lambda block: found.append(block.cpu()))
-        return torch.cat(found) if found else None
+    Raises:
+        RankError: the ranks have different configurations.
+        ValueError, OSError, MemoryError: as `refuse_settings`, on rank 0 as `load_graph` and `divided`.
+    """
+    check_agreement(group, {"configuration": config.sha()})
+    refuse_settings(config)
 
-    labels = None if own.labels is None else gathered(own.labels)
-    node_data = {name: gathered(rows) for name, rows in own.node_data.items()}
-    splits = {}
-    for name, ids in (own.splits or {}).items():
-        is_member = torch.zeros(part.num_rows, dtype=torch.uint8)
-        is_member[ids] = 1
-        members = gathered(is_member)
-        splits[name] = None if members is None else members.nonzero().flatten()
-    if not group.is_first:
-        return None
-    return replace(own, labels=labels, node_data=node_data, splits=splits or None)
+    def divide() -> tuple[LoadedGraph, list[Part]]:
+        loaded, root = load_graph(config), config.data.root
+        if isinstance(config, TrainConfig):
+            checked_labels(loaded)
+        made = [method for method in METHODS if partition_file(loaded, root, group.size, method).is_file()]
+        method = made[0] if made else "metis" if importlib.util.find_spec("pymetis") else "contiguous"
+        return loaded, divided(loaded, root, group.size, method, say)
+
+    if not (found := on_first_rank(group, divide)):
+        return *scatter(group, None), None
+    loaded, parts = found
+    own = scatter(group, ((part, _rows_of(loaded, part.rows)) for part in parts))
+    return *own, _without_edges(loaded, {"id"})
 
 
-def _mapped_source(name: str, raw: RawGraph) -> GraphSource:
-    """The source of a graph whose edges are mapped from files; `raw.origin` is the file of its edges."""
-    entry, features = data.info(name), raw.ndata["feat"]
-    file = Path(raw.origin).stat()
-    # Hashing the edges would read them once more.
-    fingerprint = f"{name} {raw.row.size} edges, {file.st_size} bytes of {file.st_mtime_ns}"
-    meta = GraphMeta(
-        name=name,
-        source="official",
-        origin=raw.origin,
-        task="node",
-        num_nodes=features.shape[0],
-        num_edges=raw.row.size,
-        num_graphs=1,
-        feature_kind="float",
-        feature_dim=features.shape[1],
-        feature_cardinalities=None,
-        features="original",
-        num_classes=entry.num_classes,
-        licence=entry.licence,
-        citation=entry.citation,
-        sha256=fingerprint,
-    )
-    about: dict[str, Any] = {"meta": asdict(meta), "metric": entry.metric}
-    options = {"fingerprint": fingerprint, "node_data": dict(raw.ndata), "row_ids": raw.splits or {}, "about": about}
-    return source_from_edges(raw.row, raw.col, features.shape[0], **options)
+def _rows_of(loaded: LoadedGraph, rows: np.ndarray) -> LoadedGraph:
+    """Some rows of a graph without their edges; splits are numbers of these rows."""
+    index, pick = torch.from_numpy(rows), _without_edges(loaded, {"id", "feat"})
+    splits = {name: torch.from_numpy(np.flatnonzero(np.isin(rows, ids))) for name, ids in (pick.splits or {}).items()}
+    labels = None if pick.labels is None else pick.labels[index]
+    node_data = {name: values[index] for name, values in pick.node_data.items()}
+    return replace(pick, labels=labels, splits=splits or None, node_data=node_data)
+
+
+def _without_edges(loaded: LoadedGraph, names: set[str]) -> LoadedGraph:
+    node_data = {name: values for name, values in loaded.node_data.items() if name in names}
+    return replace(loaded, row_pointers=None, columns=None, graph_sizes=None, node_data=node_data, edge_data={})

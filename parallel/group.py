@@ -3,14 +3,14 @@
 Under torchrun each rank is a process with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. GPUs communicate
 by NCCL, CPUs by gloo; with gloo several ranks can share one GPU, through host memory.
 
-A rank that fails writes its reason to the store of the group and leaves; torchrun then ends the other ranks of its
-machine within a second. Ranks that still run meet a closed connection (gloo) and raise a RankError with the name of the
-failed rank and its reason. Of a rank that was killed, the ranks of its machine notice the end of its process, and write
-it to the store for those of other machines. Over NCCL, which does not notice a rank that ended, a thread ends the
-process of a rank that is still in the group after GRACE seconds, unless torchrun does.
+A rank that fails writes its reason to the store of the group and leaves; the others meet a closed connection (gloo)
+and raise a RankError with its name and reason, or torchrun ends them within a second. Of a rank that was killed, the
+ranks of its machine notice the end of its process, and write it to the store for those of other machines. NCCL does not
+notice a rank that ended: unless torchrun ends the others, a thread of each does after GRACE seconds.
 
-The store and the messages between ranks are torch's: without encryption and authentication, and what `share` and
-`all_values` receive is unpickled. The port of MASTER_ADDR must not be reachable from a network that is not trusted.
+The store and the messages between ranks are torch's: without encryption and authentication, and what `share`,
+`all_values` and `scatter` receive is unpickled. The port of MASTER_ADDR must not be reachable from a network that is
+not trusted.
 """
 
 import json
@@ -47,34 +47,9 @@ POLL_SECONDS = 0.1
 # to register buffers.
 NCCL_DEFAULTS = {"TORCH_NCCL_HIGH_PRIORITY": "1", "NCCL_GRAPH_REGISTER": "0"}
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 ENDED = "ended without a reason (killed? out of memory?)"
 
 Result = TypeVar("Result")
-
-
-def _machine() -> str:
-    """This machine, and the space of its process numbers: containers have their own."""
-    return f"{socket.gethostname()} {os.stat('/proc/self/ns/pid').st_ino if sys.platform == 'linux' else ''}"
-
-
-@dataclass(frozen=True)
-class Peer:
-    """The process of a rank. `created` tells it from a later process of the same number."""
-
-    machine: str
-    pid: int
-    created: float
-
-    def has_ended(self) -> bool:
-        """Whether it has ended, as far as this machine knows."""
-        if self.machine != _machine():
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            return process.create_time() != self.created or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +81,8 @@ class Group:
 
     @property
     def link(self) -> str:
-        """What connects the ranks, a key of `cost_model.LINKS`."""
-        return "nccl between machines" if self.backend == "nccl" and self.machines > 1 else self.backend
+        """What connects the ranks, as rows of results name it."""
+        return {"gloo": "gloo", "nccl": "NVLink" if self.machines == 1 else "InfiniBand"}[self.backend]
 
     @property
     def through_host(self) -> bool:
@@ -142,21 +117,21 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
         torch.cuda.set_device(place)
         backend = "nccl" if per_machine <= gpus else "gloo"
     options = {"device_id": place} if backend == "nccl" else {}  # connects now, not in the first collective
-    waits = timedelta(seconds=timeout)
     for name, value in NCCL_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    store = None
+    notes = None
     try:
         deadline = time.monotonic() + min(timeout, MEETING_TIMEOUT)
-        store = _open_store(rank, min(timeout, MEETING_TIMEOUT))
-        store.set_timeout(waits)
-        _meet(store, rank, size, deadline)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=waits, **options)
-        store = default_store()  # the same with another prefix
-        _join(store, rank, size)
+        notes = _Notes(_open_store(rank, min(timeout, MEETING_TIMEOUT)), rank, size)
+        waits = timedelta(seconds=timeout)
+        notes.store.set_timeout(waits)
+        notes.meet(deadline)
+        dist.init_process_group(backend, store=notes.store, rank=rank, world_size=size, timeout=waits, **options)
+        notes = _Notes(default_store(), rank, size)  # the same with another prefix
+        notes.join()
     except (RuntimeError, ValueError, TimeoutError) as error:
-        if store is not None:
-            _leave(store, rank, size)
+        if notes is not None:
+            notes.leave()
         if isinstance(error, RankError):
             raise
         raise RankError(
@@ -167,90 +142,39 @@ def ranks(device: str = "auto", *, timeout: float = COLLECTIVE_TIMEOUT) -> Itera
     left = threading.Event()
     is_watched = backend in WATCHED and "TORCHELASTIC_RUN_ID" not in os.environ
     if is_watched:
-        threading.Thread(target=_watch, args=(store, rank, size, left), daemon=True).start()
+        threading.Thread(target=_watch, args=(notes, left), daemon=True).start()
     try:
         yield group
     except Exception as error:
         left.set()
-        explained = _explained(error, store, rank, size)
+        explained = notes.explained(error)
         if backend == "gloo":  # closes the connections, which the others notice; NCCL would wait for work in flight
             traceback.clear_frames(error.__traceback__)  # an unfinished collective in them keeps the group
             dist.destroy_process_group()
-        _leave(store, rank, size)
+        notes.leave()
         raise explained from error
     finally:
         for captured in group.graphs:
             captured.graph.reset()  # NCCL would wait for its end
     if is_watched:
-        _leave(store, rank, size)
+        notes.leave()
     dist.destroy_process_group()
     left.set()
 
 
-def _open_store(rank: int, timeout: float) -> "dist.Store":
-    """The store of torchrun, or of rank 0. That of torch's rendezvous waits for all ranks, also for a killed one."""
-    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=rank == 0 and not of_torchrun,
-        timeout=timedelta(seconds=timeout),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
-    return dist.PrefixStore(f"ranks {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-
-
-def _meet(store: "dist.Store", rank: int, size: int, deadline: float) -> None:
-    """Wait until all ranks have joined the store."""
-    _join(store, rank, size)
-    while missing := sorted(set(range(size)) - _peers(store, size).keys()):
-        if failure := _failure(store, rank, size):
-            raise RankError(failure)
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"rank {', '.join(map(str, missing))} did not come in time")
-        time.sleep(POLL_SECONDS / 4)
-
-
-def _join(store: "dist.Store", rank: int, size: int) -> None:
-    own = json.dumps([_machine(), os.getpid(), psutil.Process().create_time()])
-    for key, value, text in (
-        ("size", str(size), "WORLD_SIZE differs between ranks"),
-        (f"process/{rank}", own, f"two processes have RANK = {rank}"),
-    ):
-        if store.compare_set(key, "", value).decode() != value:
-            _tell(store, f"failed/{rank}", f"failed: {text}")
-            raise ValueError(text)
-
-
-def _peers(store: "dist.Store", size: int) -> dict[int, Peer]:
-    """The processes that have joined the store, by rank."""
-    keys = {other: f"process/{other}" for other in range(size)}
-    return {other: Peer(*json.loads(store.get(key))) for other, key in keys.items() if store.check([key])}
-
-
 def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
-    """Run `work` on rank 0 and return its result there; the other ranks wait without a time limit and get None.
-
-    Raises:
-        RankError: a rank failed.
-    """
+    """Run `work` on rank 0 and return its result there; the other ranks wait without a time limit and get None, or a
+    RankError if a rank failed."""
     key = share(group, f"done/{uuid.uuid4()}")
-    store = default_store()
+    notes = _Notes(default_store(), group.rank, group.size)
     if group.is_first:
         result = work()
-        store.set(key, "")
+        notes.store.set(key, "")
         return result
-    while not _has(store, key, group.rank):
-        if failure := _failure(store, group.rank, group.size):
-            raise RankError(failure)
+    while not notes.has(key):
+        notes.check()
         time.sleep(POLL_SECONDS)
     return None
-
-
-def shared_from_first_rank(group: Group, work: Callable[[], Result]) -> Result:
-    """Run `work` as `on_first_rank` does; its picklable result on all ranks."""
-    return share(group, on_first_rank(group, work))
 
 
 def share(group: Group, value: Result) -> Result:
@@ -273,8 +197,7 @@ def check_agreement(group: Group, values: Mapping[str, str]) -> None:
     Raises:
         RankError: a value differs; the text lists it by rank. All ranks raise it.
     """
-    found = all_values(group, dict(values))
-    lines = []
+    found, lines = all_values(group, dict(values)), []
     for name in values:
         by_value: dict[str, list[str]] = {}
         for rank, other in enumerate(found):
@@ -298,98 +221,147 @@ def _place() -> tuple[int, int]:
     return int(rank), int(size)
 
 
-def _explained(error: Exception, store: "dist.Store", rank: int, size: int) -> Exception:
-    """The error to raise on this rank: another rank's reason where a collective broke, else the error itself."""
-    if isinstance(error, RankError):  # all ranks raise it, or it names the rank that failed
-        return error
-    if not _is_broken_collective(error):
-        text = f"failed: {type(error).__name__}: {_first_line(error)} (on {socket.gethostname()})"
-        _tell(store, f"failed/{rank}", text)
-        return error
-    _tell(store, f"met/{rank}", "a closed connection")
-    deadline = time.monotonic() + REASON_TIMEOUT
-    silent: list[int] = []
-    try:
+def _open_store(rank: int, timeout: float) -> "dist.Store":
+    """The store of torchrun, or of rank 0. That of torch's rendezvous waits for all ranks, also for a killed one."""
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    options = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False, "multi_tenant": True}
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*address, is_master=rank == 0 and not of_torchrun, **options)
+    return dist.PrefixStore(f"ranks {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """What the ranks tell each other through the store, by keys with the number of a rank.
+
+    process     the machine, the number and the start of its process
+    failed      why it failed
+    met, left   it met a closed connection; it left the group
+    """
+
+    store: "dist.Store"
+    rank: int
+    size: int
+
+    def join(self) -> None:
+        own = f"process/{self.rank}", json.dumps(_own_process()), f"two processes have RANK = {self.rank}"
+        for key, value, text in (("size", str(self.size), "WORLD_SIZE differs between ranks"), own):
+            if self.store.compare_set(key, "", value).decode() != value:
+                self.tell("failed", f"failed: {text}")
+                raise ValueError(text)
+
+    def meet(self, deadline: float) -> None:
+        """Wait until all ranks have joined."""
+        self.join()
+        while missing := sorted(set(range(self.size)) - self.processes().keys()):
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank {', '.join(map(str, missing))} did not come in time")
+            time.sleep(POLL_SECONDS / 4)
+
+    def processes(self) -> dict[int, tuple[str, int, float]]:
+        """The processes that have joined, by rank."""
+        keys = {other: f"process/{other}" for other in range(self.size)}
+        return {other: json.loads(self.store.get(key)) for other, key in keys.items() if self.store.check([key])}
+
+    def tell(self, key: str, text: str) -> None:
+        with suppress(RuntimeError):  # the store is gone with rank 0
+            self.store.set(f"{key}/{self.rank}", text)
+
+    def has(self, key: str) -> bool:
+        try:
+            return self.store.check([key])
+        except RuntimeError:  # torchrun holds the store; without torchrun rank 0 does
+            raise RankError(f"rank {self.rank} stops, since rank 0 {ENDED}") from None
+
+    def failure(self) -> str | None:
+        """Which other rank failed or was killed, and why; None if none has. A killed one is noted for the others."""
+        start = f"rank {self.rank} stops, since rank"
+        try:
+            for other, process in self.processes().items():
+                # Ranks that meet a failure end, too, after a note.
+                told = (self.store.check([f"{key}/{other}"]) for key in ("failed", "met", "left"))
+                if _has_ended(*process) and not any(told):
+                    self.store.set(f"failed/{other}", ENDED)
+            for other in range(self.size):
+                if other != self.rank and self.store.check([f"failed/{other}"]):
+                    return f"{start} {other} {self.store.get(f'failed/{other}').decode()}"
+        except RuntimeError:  # torchrun holds the store; without torchrun rank 0 does
+            return f"{start} 0 {ENDED}"
+        return None
+
+    def check(self) -> None:
+        """Raise a RankError if another rank failed."""
+        if failure := self.failure():
+            raise RankError(failure)
+
+    def explained(self, error: Exception) -> Exception:
+        """The error to raise on this rank: another rank's reason where a collective broke, else the error itself."""
+        if isinstance(error, RankError):  # all ranks raise it, or it names the rank that failed
+            return error
+        if not _is_broken_collective(error):
+            self.tell("failed", f"failed: {type(error).__name__}: {_first_line(error)} (on {socket.gethostname()})")
+            return error
+        self.tell("met", "")
+        deadline = time.monotonic() + REASON_TIMEOUT
         while time.monotonic() < deadline:
-            if failure := _failure(store, rank, size):
+            if failure := self.failure():
                 return RankError(failure)
-            silent = [other for other in range(size) if not _has(store, f"met/{other}", rank)]
             time.sleep(POLL_SECONDS)
-    except RankError as no_store:
-        return no_store
-    who = f"rank {', '.join(map(str, silent))}" if silent else "another rank"
-    return RankError(f"rank {rank} stops, since {who} {ENDED} or did not answer in time: {_first_line(error)}")
+        return RankError(f"rank {self.rank} stops, since another rank {ENDED} or did not answer: {_first_line(error)}")
+
+    def leave(self) -> None:
+        """Rank 0 may hold the store: the other ranks read the reason before it ends."""
+        self.tell("left", "")
+        deadline = time.monotonic() + STORE_TIMEOUT
+        with suppress(RuntimeError):  # torchrun, which holds the store, has ended
+            while self.rank == 0 and time.monotonic() < deadline:
+                others = [other for other, process in self.processes().items() if other and not _has_ended(*process)]
+                if all(self.store.check([f"left/{other}"]) for other in others):
+                    return
+                time.sleep(POLL_SECONDS / 2)
 
 
-def _failure(store: "dist.Store", rank: int, size: int) -> str | None:
-    """Which other rank failed or was killed, and why; None if none has. A killed one is noted for the other ranks."""
-    try:
-        for other, peer in _peers(store, size).items():
-            # Ranks that meet a failure end, too, after a note.
-            if peer.has_ended() and not any(store.check([f"{note}/{other}"]) for note in ("failed", "met", "left")):
-                store.set(f"failed/{other}", ENDED)
-        for other in range(size):
-            if other != rank and store.check([f"failed/{other}"]):
-                return f"rank {rank} stops, since rank {other} {store.get(f'failed/{other}').decode()}"
-    except RuntimeError:
-        raise _without_store(rank) from None
-    return None
-
-
-def _has(store: "dist.Store", key: str, rank: int) -> bool:
-    try:
-        return store.check([key])
-    except RuntimeError:
-        raise _without_store(rank) from None
-
-
-def _without_store(rank: int) -> RankError:
-    """torchrun holds the store; without torchrun rank 0 does."""
-    return RankError(f"rank {rank} stops, since rank 0 {ENDED}")
-
-
-def _watch(store: "dist.Store", rank: int, size: int, left: threading.Event) -> None:
+def _watch(notes: _Notes, left: threading.Event) -> None:
     """End this process if it does not leave the group after another rank failed. Returns when rank 0 has left."""
     while not left.wait(1.0):
         try:
-            is_over = _has(store, "left/0", rank)  # read before the failure, which is written before it
-            failure = _failure(store, rank, size)
+            is_over = notes.has("left/0")  # read before the failure, which is written before it
+            failure = notes.failure()
         except RankError as no_store:
             is_over, failure = False, str(no_store)
         if failure and not left.wait(GRACE):
-            _tell(store, f"left/{rank}", "")
+            notes.tell("left", "")
             print(f"error: {failure}", file=sys.stderr, flush=True)
             os._exit(1)
         if is_over:
             return
 
 
-def _leave(store: "dist.Store", rank: int, size: int) -> None:
-    """Rank 0 may hold the store: the other ranks read the reason before it ends."""
-    _tell(store, f"left/{rank}", "")
-    deadline = time.monotonic() + STORE_TIMEOUT
-    with suppress(RuntimeError):  # torchrun, which holds the store, has ended
-        while rank == 0 and time.monotonic() < deadline:
-            others = (other for other, peer in _peers(store, size).items() if other and not peer.has_ended())
-            if all(store.check([f"left/{other}"]) for other in others):
-                return
-            time.sleep(POLL_SECONDS / 2)
+def _own_process() -> tuple[str, int, float]:
+    """This machine, with the space of its process numbers, which containers have of their own; and this process, whose
+    start tells it from a later one of the same number."""
+    space = os.stat("/proc/self/ns/pid").st_ino if sys.platform == "linux" else ""
+    return f"{socket.gethostname()} {space}", os.getpid(), psutil.Process().create_time()
+
+
+def _has_ended(machine: str, pid: int, created: float) -> bool:
+    """Whether a process has ended, as far as this machine knows."""
+    if machine != _own_process()[0]:
+        return False
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() != created or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _is_broken_collective(error: Exception) -> bool:
-    if isinstance(error, (RankError, torch.OutOfMemoryError)):
-        return False
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and ("gloo" in text or "Connection" in text or "NCCL" in text)
-
-
-def _tell(store: "dist.Store", key: str, text: str) -> None:
-    try:
-        store.set(key, text)
-    except RuntimeError:  # the store is gone with rank 0
-        return
+    is_runtime = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+    return is_runtime and ("gloo" in text or "Connection" in text or "NCCL" in text)
 
 
 def _first_line(error: BaseException) -> str:

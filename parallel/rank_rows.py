@@ -22,11 +22,8 @@ CHUNK_BYTES = 16  # most of a load
 
 @lru_cache  # on small graphs the host time of a call counts
 def rows_instance(function: str, *arguments: torch.dtype | int) -> KernelInstance:
-    """An instance of cuda/rank_rows.cu: "pack_rows" (chunk_bytes), "combine_rows" (dtype, chunk_bytes).
-
-    dtype: torch.float16, torch.bfloat16 or torch.float32, of both outputs; chunk_bytes: of a load, a power of two from
-    an element up to 16, to pack from 1.
-    """
+    """An instance of cuda/rank_rows.cu: "pack_rows" (chunk_bytes), "combine_rows" (dtype of the outputs, chunk_bytes).
+    chunk_bytes: of a load, a power of two from an element up to 16, to pack from 1."""
     return KernelInstance(SOURCE, function, arguments)
 
 
@@ -38,15 +35,13 @@ def pack_rows(key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor) -> tor
         rows: [s] int64, contiguous, below n (not checked); a row may stand there several times.
 
     Raises:
-        ValueError: key and value disagree in shape or type, or `rows` is not as above.
+        ValueError: key and value disagree in shape or type.
     """
     if key.dim() != 3 or key.shape != value.shape or key.dtype != value.dtype:
         raise ValueError(
             f"key, value: got {list(key.shape)} {key.dtype} and {list(value.shape)} {value.dtype}; "
             "[n, H, d] of one type is needed"
         )
-    if rows.dim() != 1 or rows.dtype != torch.int64 or not rows.is_contiguous():
-        raise ValueError(f"rows: got {list(rows.shape)} {rows.dtype}; [s] torch.int64, contiguous, is needed")
     _, num_heads, dim = key.shape
     packed = key.new_empty((len(rows), 2, num_heads, dim))
     if packed.numel() == 0:
@@ -60,54 +55,24 @@ def pack_rows(key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor) -> tor
     strides = key.stride(0) * key.itemsize, value.stride(0) * key.itemsize
     addresses = key.data_ptr(), value.data_ptr(), packed.data_ptr()
     chunk_bytes = math.gcd(CHUNK_BYTES, row_bytes, *strides, *addresses)
-    kernel = get_kernel(rows_instance("pack_rows", chunk_bytes), key.device.index)
-    num_segments, row_chunks = 2 * len(rows), row_bytes // chunk_bytes
-    block_segments = max(1, THREADS * PACK_BATCH // row_chunks)
-    launch_kernel(
-        kernel,
-        (-(-num_segments // block_segments),),
-        THREADS,
-        {"packed": packed, "key": key, "value": value, "rows": rows},
-        kernel.scalars(
-            key_stride=strides[0],
-            value_stride=strides[1],
-            num_segments=num_segments,
-            row_chunks=row_chunks,
-            block_segments=block_segments,
-        ),
-        overlaps=True,
-    )
+    row_chunks, instance = row_bytes // chunk_bytes, rows_instance("pack_rows", chunk_bytes)
+    tensors = {"packed": packed, "key": key, "value": value, "rows": rows}
+    scalars = {"key_stride": strides[0], "value_stride": strides[1], "row_chunks": row_chunks}
+    _launch(instance, 2 * len(rows), THREADS * PACK_BATCH // row_chunks, tensors, scalars)
     return packed
 
 
 def combine_rows_(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> None:
     """Attention over two sets of columns, from the attention over each: the combine of split-KV, in place.
 
-    The arithmetic is float32 (float64 for outputs of that type), rounded once. Where one set is empty the result is the
-    other output exactly.
+    All tensors are contiguous. The arithmetic is float32 (float64 for outputs of that type), rounded once. Where one
+    set is empty the result is the other output exactly.
 
     Args:
         output, lse: [n, H, d] and [n, H] float32 over the first set; afterwards over both. Rows without an edge have an
             lse of -inf and an output of 0.
         other, other_lse: over the second set, of the same types.
-
-    All four are contiguous.
-
-    Raises:
-        ValueError: shapes or types disagree, or a tensor is not contiguous.
     """
-    pairs = (output, other), (lse, other_lse)
-    if (
-        any(first.shape != second.shape or first.dtype != second.dtype for first, second in pairs)
-        or output.shape[:2] != lse.shape
-        or lse.dtype != torch.float32
-        or not all(each.is_contiguous() for pair in pairs for each in pair)
-    ):
-        found = ", ".join(f"{list(each.shape)} {each.dtype}" for each in (output, lse, other, other_lse))
-        raise ValueError(
-            f"output, lse, other, other_lse: got {found}; [n, H, d], [n, H] torch.float32 and the same again are "
-            "needed, all contiguous"
-        )
     if output.numel() == 0:
         return
     if output.dtype not in ELEMENTS or not runs_kernels(output.device):
@@ -115,17 +80,23 @@ def combine_rows_(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, 
         return
     head_bytes = output.shape[2] * output.itemsize
     chunk_bytes = math.gcd(CHUNK_BYTES, head_bytes, output.data_ptr(), other.data_ptr())
-    kernel = get_kernel(rows_instance("combine_rows", output.dtype, chunk_bytes), output.device.index)
-    num_segments, head_chunks = lse.numel(), head_bytes // chunk_bytes
-    block_segments = max(1, THREADS * COMBINE_BATCH // head_chunks)
-    launch_kernel(
-        kernel,
-        (-(-num_segments // block_segments),),
-        THREADS,
-        {"output": output, "lse": lse, "other_output": other, "other_lse": other_lse},
-        kernel.scalars(num_segments=num_segments, head_chunks=head_chunks, block_segments=block_segments),
-        overlaps=True,
-    )
+    head_chunks = head_bytes // chunk_bytes
+    tensors = {"output": output, "lse": lse, "other_output": other, "other_lse": other_lse}
+    instance = rows_instance("combine_rows", output.dtype, chunk_bytes)
+    _launch(instance, lse.numel(), THREADS * COMBINE_BATCH // head_chunks, tensors, {"head_chunks": head_chunks})
+
+
+def _launch(
+    instance: KernelInstance,
+    num_segments: int,
+    block_segments: int,
+    tensors: dict[str, torch.Tensor],
+    scalars: dict[str, int],
+) -> None:
+    """Launch blocks of so many segments, of one at least."""
+    kernel, block_segments = get_kernel(instance, next(iter(tensors.values())).device.index), max(1, block_segments)
+    scalars = kernel.scalars(num_segments=num_segments, block_segments=block_segments, **scalars)
+    launch_kernel(kernel, (-(-num_segments // block_segments),), THREADS, tensors, scalars, overlaps=True)
 
 
 def _combine_by_torch(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> None:

@@ -1,13 +1,12 @@
 """Training of one model by several ranks: the differences from `training.Trainer` on one GPU.
 
-A node task is trained on the parts of its graph; of a graph task each rank takes an equal share of every batch. The
-loss is the mean over the labels of all ranks, and gradients are summed over the ranks in rank order: weights and
-decisions have the same bits on all ranks, and equal those of one process within rounding. Dropout masks differ by rank,
-from the seed, the epoch and the rank.
+Each rank has a part of the graph. The loss is the mean over the labels of all ranks, and gradients are summed over the
+ranks in rank order: weights and decisions have the same bits on all ranks, and equal those of one process within
+rounding. Dropout masks differ by rank, from the seed, the epoch and the rank.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,83 +14,41 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import data
-from configs import TrainConfig
 from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph
 from models import Attention, GraphInputs, GraphModel
-from models.metrics import UNKNOWN, labels_of
+from models.metrics import labels_of
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
-from parallel.cost_model import LINKS, Choice
-from parallel.datasets import loaded_part, open_part
-from parallel.group import Group, all_values, check_agreement, on_first_rank
-from parallel.inputs import plan_model_attention, prepare_part, refuse_on_ranks, refuse_settings, runs_on_one_gpu
-from parallel.part import Part
-from parallel.report import partition_lines
+from parallel.group import Group, all_values, check_agreement
+from parallel.inputs import plan_model_attention, prepare_part
+from parallel.partition import Part, describe
 from training.log import EpochRecord
 from training.loop import Trainer
 from training.losses import balanced_cross_entropy
-from training.setup import resolve_precision
 from training.step import Step
-from training.tasks import PARTS, Batch, Forward, GraphsTask, NodesOfGraphsTask, Plan, Task
+from training.tasks import Batch, Forward, NodesTask, Plan, Task
 
 
 @dataclass(frozen=True)
 class Share(Batch):
-    """A rank's share of a batch.
+    """A rank's rows; `weight` is its share of the known labels of all ranks."""
 
-    Attributes:
-        inputs: None for a rank without a graph of this batch.
-        weight: share of this rank's labels among the known labels of all ranks.
-    """
-
-    inputs: GraphInputs | None
     weight: float
-
-
-def load_on_ranks(
-    config: TrainConfig, group: Group, say: Callable[[str], None]
-) -> tuple[LoadedGraph, Part | None] | None:
-    """What this rank trains on: the labels and splits of its part of a graph, and the part; or a whole collection of
-    graphs; or None if rank 0 is to train alone.
-
-    Raises:
-        RankError: the ranks have different configurations.
-        ValueError, OSError, MemoryError: as `data.load`, `open_part` and `refuse_settings`.
-    """
-    check_agreement(group, {"configuration": config.sha()})
-    part = open_part(config.data, config.runtime.seed, group, say)
-    if part is not None:
-        precision = resolve_precision(config.training.precision, group.device)
-        if runs_on_one_gpu(part, group, config, precision, say):
-            return None
-        refuse_settings(config)
-        return loaded_part(part), part
-    arguments = config.load_arguments()
-    # Rank 0 alone downloads.
-    loaded = on_first_rank(group, lambda: data.load(**arguments)) or data.load(**arguments)
-    return loaded, None
 
 
 class RankTrainer(Trainer):
     """`Trainer` on one rank. Rank 0 writes the files, and all ranks read them to resume.
 
     Args:
-        part: of the graph; None for a collection of graphs.
-        others: as of `Trainer`.
-
-    Attributes:
-        choice: the scheme of the exchange, once it is planned; None for a collection.
+        part: of this rank; the loaded graph of `others`, the arguments of `Trainer`, has the data of its rows.
 
     Raises:
         RankError: the ranks have different settings, weights or states.
-        ValueError: also for a model that needs the whole graph or batch on one rank.
     """
 
-    def __init__(self, group: Group, part: Part | None, *others: Any, **options: Any) -> None:
+    def __init__(self, group: Group, part: Part, *others: Any, **options: Any) -> None:
         self.group, self.part, self.writes = group, part, group.is_first
-        self.choice: Choice | None = None
         self._all_stop = False
         super().__init__(*others, device=group.device, **options)
         texts = self.identity | {"epochs done": self.done, "attention": self.backend}
@@ -100,30 +57,21 @@ class RankTrainer(Trainer):
 
     def lines(self) -> dict[str, str]:
         """Lines of the report about the ranks."""
-        if self.part is None:
-            return {"data parallel": f"{self.group.size} ranks over {self.group.link}, an equal share of each batch"}
-        return partition_lines(self.part, self.group, self.choice)
+        return {"ranks": f"{self.group.size} over {self.group.backend}", **describe(self.part.partition)}
 
     def columns(self) -> dict[str, object]:
         """Columns of a row of results."""
-        columns = {"ranks": self.group.size, "link": LINKS[self.group.link].name}
-        return columns if self.part is None else columns | {"order": self.part.partition.method}
+        return {"ranks": self.group.size, "link": self.group.link, "order": self.part.partition.method}
 
     def _make_task(self, loaded: LoadedGraph, model: GraphModel) -> Task:
-        if self.part is None:
-            return SharedGraphsTask(super()._make_task(loaded, model), self.group)
-        refuse_on_ranks(model, training=True)
-        return PartTask(self.part, loaded, model, self._plan, self.group)
+        return PartTask(self.part, self.group, loaded, model, self._plan)
 
     def _make_step(self, *arguments: Any) -> Step:
         return RankStep(self.group, *arguments)
 
-    def _plan(self, graph: Any) -> Attention:
-        """Attention over a part, or over a rank's graphs of a batch."""
-        if not isinstance(graph, Part):
-            return super()._plan(graph)
-        attention = plan_model_attention(graph, self.group, self.config, self.precision, backward=True)
-        self.choice, self.backend = attention.choice, attention.backend
+    def _plan(self, part: Part) -> Attention:
+        attention = plan_model_attention(part, self.group, self.config, self.precision, backward=True)
+        self.backend = attention.backend
         return attention
 
     def _epoch(self, epoch: int) -> EpochRecord:
@@ -145,19 +93,13 @@ class RankTrainer(Trainer):
         sum_in_rank_order([total], self.group)
         return total
 
-    def _is_stopped(self) -> bool:
-        """Whether to stop: all ranks stop after the same epoch."""
+    def _is_stopped(self) -> bool:  # all ranks stop after the same epoch
         return self._all_stop
-
-    def _capture_refused(self) -> str | None:
-        if self.device.type == "cuda" and self.part is None:
-            return "the ranks take shares of batches of different sizes"
-        return super()._capture_refused()
 
 
 class RankStep(Step):
-    """`training.step.Step` on this rank's share of a batch, with the gradient summed over the ranks. It returns the
-    rank's part of the loss: their sum over the ranks is the loss."""
+    """`training.step.Step` on this rank's rows, with the gradient summed over the ranks. It returns the rank's part of
+    the loss: their sum over the ranks is the loss."""
 
     def __init__(self, group: Group, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -166,8 +108,6 @@ class RankStep(Step):
         self.group = group
 
     def loss(self, batch: Share) -> Tensor:
-        if batch.inputs is None:
-            return torch.zeros((), device=self.device, requires_grad=True)
         if batch.weight:
             return super().loss(batch) * batch.weight
         # Without labels the mean would be NaN; the backward pass must still run, to exchange gradients.
@@ -180,93 +120,29 @@ class RankStep(Step):
         sum_in_rank_order([weight.grad for weight in weights], self.group)
 
 
-class PartTask:
-    """`training.tasks.NodesTask` for one part of a graph. `loaded` holds labels and splits of the part's rows."""
+class PartTask(NodesTask):
+    """`NodesTask` for one part of a graph; the loaded graph has labels and splits of its rows."""
 
-    steps = 1
-    targets = None
+    def __init__(self, part: Part, group: Group, loaded: LoadedGraph, model: GraphModel, plan: Plan) -> None:
+        self.part, self.group = part, group
+        super().__init__(loaded, *labels_of(loaded), model, plan)
+        sizes, known = zip(*all_values(group, (self.sizes, known_labels(self.whole.labels))), strict=True)
+        self.sizes = {name: sum(of_rank[name] for of_rank in sizes) for name in self.sizes}
+        self.whole = Share(self.whole.inputs, self.whole.labels, known[group.rank] / max(sum(known), 1))
 
-    def __init__(self, part: Part, loaded: LoadedGraph, model: GraphModel, plan: Plan, group: Group) -> None:
-        labels, self.metric = labels_of(loaded)
-        if loaded.splits is None:
-            raise ValueError(
-                f"{loaded.meta.name}: has no training, validation and test split ({loaded.meta.source}: "
-                f"{loaded.meta.origin}); an .npz file of your own needs train_ids, valid_ids and test_ids"
-            )
-        self.group = group
-        of_ranks = all_values(group, {name: len(loaded.splits[name]) for name in PARTS})
-        self.sizes = {name: sum(sizes[name] for sizes in of_ranks) for name in PARTS}
-        for name, size in self.sizes.items():
-            if not size:
-                raise ValueError(f"{loaded.meta.name}: the {name} split is empty; each split needs at least one row")
-        self.ids = {name: loaded.splits[name].to(group.device) for name in PARTS}
-        self.labels = labels.to(group.device)
-        targets = torch.full_like(self.labels, UNKNOWN)
-        targets[self.ids["train"]] = self.labels[self.ids["train"]]
-        weight = weight_of(known_labels(targets), group)
-        self.static = Share(prepare_part(model, part, plan(part)), targets, weight)
-
-    def batches(self, seed: list[int]) -> Iterator[Share]:
-        yield self.static
+    def _prepared(self, loaded: LoadedGraph) -> GraphInputs:
+        return prepare_part(self.model, loaded.node_data["feat"], self.plan(self.part))
 
     def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
         """Logits and labels of the split's rows of all ranks, on all ranks."""
-        own = forward(self.static)[self.ids[part]], self.labels[self.ids[part]]
-        logits, labels = (gather_uneven(each, self.group) for each in own)
+        logits, labels = (gather_uneven(each, self.group) for each in super().predict(forward, part))
         return logits, labels
-
-
-class SharedGraphsTask:
-    """A `GraphsTask` with the graphs of each batch divided over the ranks."""
-
-    static = None
-
-    def __init__(self, task: GraphsTask, group: Group) -> None:
-        if any(isinstance(layer, nn.BatchNorm1d) for layer in task.model.modules()):
-            raise ValueError(
-                "model.norm = 'batch' on several ranks, or model.random_walk, which is normalised, too: the statistics "
-                "would be of one rank's graphs; use 'layer' and 0"
-            )
-        if isinstance(task, NodesOfGraphsTask):
-            raise ValueError("nodes of a collection of graphs on several ranks: train on one process")
-        self.task, self.group = task, group
-        self.metric, self.steps, self.sizes, self.targets = task.metric, task.steps, task.sizes, task.targets
-        self.kept: dict[str, list[Share]] = {}  # of evaluation, which are the same in each epoch
-
-    def batches(self, seed: list[int]) -> Iterator[Share]:
-        return self._prepared("train", seed)
-
-    def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the split's graphs, on all ranks."""
-        if part == "valid" and part not in self.kept:
-            self.kept[part] = list(self._prepared(part, None))
-        classes = self.task.model.readout.classes.weight
-        found = [(classes.new_empty(0, len(classes)), self.task.labels[:0])]
-        for share in self.kept[part] if part in self.kept else self._prepared(part, None):
-            if share.inputs is not None:
-                found.append((forward(share), share.labels))
-        logits, labels = (gather_uneven(torch.cat(each), self.group) for each in zip(*found, strict=True))
-        return logits, labels
-
-    def _prepared(self, part: str, seed: list[int] | None) -> Iterator[Share]:
-        """Batches of the same graphs as one process has."""
-        task = self.task
-        for batch in task.order(part, seed):
-            own = np.array_split(batch, self.group.size)[self.group.rank]
-            labels, of_all = (task.labels[torch.from_numpy(ids).to(task.device)] for ids in (own, batch))
-            weight = known_labels(labels) / max(known_labels(of_all), 1)
-            yield Share(task.inputs(own) if own.size else None, labels, weight)
 
 
 def known_labels(labels: Tensor) -> int:
     """Labels that a loss of `training.losses` counts."""
     known = ~labels.isnan() if labels.is_floating_point() else labels >= 0
     return int(known.sum())
-
-
-def weight_of(known: int, group: Group) -> float:
-    """This rank's share of the known labels of all ranks."""
-    return known / max(sum(all_values(group, known)), 1)
 
 
 def hash_of_weights(model: nn.Module) -> str:

@@ -70,11 +70,11 @@ def times(data: Data, where: Where, label: str, series: Sequence[tuple[str, Wher
 def lines(data: Data, where: Where, x: str) -> Figure | None:
     """Lines of the median over the column `x` with a band from p10 to p90, one for each backend and type.
 
-    Axes for each data set, model and metric.
+    Axes for each data set, model, recipe and metric.
     """
     rows = data.pick(where)
     rows = rows[rows["status"].isin(COUNTED)]
-    panels = [*rows.groupby(["dataset", "blocks", "dim", "metric"])]
+    panels = [*rows.groupby(["dataset", "blocks", "dim", "recipe", "metric"])]
     if not panels:
         return None
     columns = min(4, len(panels))
@@ -87,7 +87,7 @@ def lines(data: Data, where: Where, x: str) -> Figure | None:
             axes.plot(line[x], line["value"], label=f"{series}, {dtype}, n = {line['repeats'].max()}", **style)
             axes.fill_between(line[x], line["p10"], line["p90"], color=on.colour(series), alpha=0.12, linewidth=0)
         axes.set_xlabel(x)
-        dataset, blocks, dim, metric = names
+        dataset, blocks, dim, _, metric = names
         title = [f"{dataset}, {blocks} x {dim}", f"{metric.removeprefix('valid_')}, validation"]
         if len(labels := axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(fontsize=6, loc="best")

@@ -66,7 +66,7 @@ def draw(data: Data, name: str, changes: Mapping[str, Any] | None = None) -> lis
 
 def _draw(data: Data, entry: Entry, values: Mapping[str, Any]) -> Iterable[Drawn]:
     data.used.clear()
-    made = entry.make(data, **values)
+    made = data.of_one_device(lambda: entry.make(data, **values))
     devices = pd.concat(data.used)["device"] if made else []
     if made is None or (data.device and data.device not in {*devices}):  # drawn of another device: not asked for
         return

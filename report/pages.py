@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from report.claims import Finding, claims_page, headlines, judged, shown
+from report.claims import Finding, claims_page, headlines, judged, shown, verdict_counts
 from report.datasets import TABLES as DATA_SET_TABLES
 from report.datasets import markdown_of
 from report.engine import Data
@@ -29,7 +29,8 @@ SCORES = """
 ## Trained models
 
 The metric on the test split over seeds, mean ± standard error; its difference from `reference` in float32, of
-independent runs and of runs with the same seed. {provenance}.
+independent runs and of runs with the same seed. Recipe: the first digits of a hash of the configuration without seed.
+{provenance}.
 
 {changes}
 
@@ -54,7 +55,8 @@ def blocks(data: Data, findings: Mapping[str, Finding], results: Path) -> dict[s
     found = {name: render(data, name) for name, table in TABLES.items() if not table.title}
     durations = results / "durations.csv"
     seconds = pd.read_csv(durations) if durations.exists() else None
-    return found | {"paper": headlines(findings), "paper-figures": shown(findings, seconds)}
+    found |= {"paper": headlines(findings), "verdicts": verdict_counts(findings)}
+    return found | {"paper-figures": shown(findings, seconds)}
 
 
 def fill(text: str, texts: Mapping[str, str]) -> str:
@@ -74,7 +76,7 @@ def fill(text: str, texts: Mapping[str, str]) -> str:
 def _block(name: str, text: str) -> str:
     caption, _, rest = text.partition("\n\n")
     wrapped = textwrap.fill(caption, 120, break_long_words=False, break_on_hyphens=False)
-    content = f"{wrapped}\n\n{rest}" if text else "Not recorded.\n"
+    content = (f"{wrapped}\n\n{rest}" if rest else f"{wrapped}\n") if text else "Not recorded.\n"
     return f"<!-- begin generated: {name} -->\n{content}<!-- end generated: {name} -->"
 
 

@@ -66,8 +66,7 @@ def published_rows() -> pd.DataFrame:
 
 
 def _codes() -> pd.DataFrame:
-    names = {"one head": "published_codes_nvidia-h200.csv", "default": "published_codes_heads.csv"}
-    names |= {"sphere": "published_codes_sphere.csv"}
+    names = {"one head": "published_codes_nvidia-h200.csv", "sphere": "published_codes_sphere.csv"}
     times = pd.concat([pd.read_csv(FOLDER / file).assign(config=name) for name, file in names.items()])
     times = times.fillna({"heads": 1, "region": NONE, "device": "NVIDIA H200"}).astype({"heads": int})
     case = ["code", "graph", "heads", "dim", "region"]

@@ -7,6 +7,7 @@ Beside the columns of `common.records.Row` the frame has
     group    single, batched, masks, huge or sphere: the figure that shows the graph; "more" for any other; "twin": a
              synthetic graph whose original was measured on the same device
     epoch    of a region "epoch 12", else NaN
+    recipe   of a training, all of its configuration that its score depends on but the seed: `TrainConfig.recipe_sha`
     batch    whether the row is of a batch of graphs: "single" or "batched"
     series   backend, or step of the ablation, with the row order and the way a model is run: "fused3s+reorder"
 
@@ -30,7 +31,8 @@ HERE = Path(__file__).parent
 # A later row with the same values in these columns supersedes an earlier one.
 OUTCOME = {"order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power", "status", "reason"}
 OUTCOME |= {"relative_error", "note", "config", "config_sha", "data_source", "nodes", "graphs", "work"}
-IDENTITY = ["device", *(name for name in Row.model_fields if name not in {*Provenance.model_fields, *OUTCOME})]
+OUTCOME |= {*Provenance.model_fields}
+IDENTITY = ["device", *(name for name in Row.model_fields if name not in OUTCOME)]
 REORDERED = {NONE: "", "auto": "+reorder"}
 
 
@@ -70,7 +72,10 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     its labels that are learned."""
     table = pd.DataFrame([row.model_dump() for row in rows])
     table = table.replace("<", "&lt;", regex=True)  # pages show text, and no HTML of a CSV
-    table = table.sort_values("date", kind="stable").drop_duplicates(IDENTITY, keep="last", ignore_index=True)
+    table = table.assign(recipe=table["config_sha"].where(table["bench"] == "train", NONE))
+    table = table.sort_values("date", kind="stable").drop_duplicates(
+        ["recipe", *IDENTITY], keep="last", ignore_index=True
+    )
     known = (table["data_sha256"] != NONE) & ~table["bench"].isin(["train", "infer"])
     first = table[known].groupby("data_sha256")["dataset"].min()
     table = table[~known | (table["dataset"] == table["data_sha256"].map(first))].reset_index(drop=True)

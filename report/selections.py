@@ -25,7 +25,7 @@ H200 = {"device": "NVIDIA H200"}  # of the recorded codes for shapes of heads, e
 SPHERE_CODES = CODES | {"config": "sphere", "backend": "torch_harmonics", "edges": "none"}
 KERNEL_SUMS = {"bench": "codes", "metric": "kernel_time", "launch": "none", "l2": "warm", "plan": "none"}
 
-# Other kernels of one head in float32; benchmark float32 measures two of them, by turns with `fused3s` in float32.
+# Other kernels of one head in float32; benchmark float32 times two of them alternately with `fused3s` in float32.
 IN_FLOAT32 = KERNEL | WARM | {"dtype": "float32", "region": "none"}
 
 EAGER = {"launch": "eager"}

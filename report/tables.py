@@ -23,8 +23,8 @@ NAMES = {"float16": "fp16", "float32": "fp32"}
 
 
 class Grid(NamedTuple):
-    """A cell is computed by its column from the selection that is its line, or the other way round; by `cell` if both
-    are selections."""
+    """Lines and columns by name. If one of the two is a function, it computes the cell from the selection that is the
+    other; if both are selections, `cell` computes it."""
 
     corner: str
     lines: Mapping[str, Where | Cell]
@@ -38,7 +38,7 @@ class Table(NamedTuple):
 
 
 class Mean(dict):
-    """The selection of a line that holds means over several others."""
+    """The selection of a line of means over other lines."""
 
 
 TABLES: dict[str, Table] = {}
@@ -77,7 +77,7 @@ def _text(data: Data, line: Where | Cell, column: Where | Cell, cell: Cell | Non
 
 
 def show(where: Where, form: str = ".4f", column: str = "value", scale: float = 1, newest: bool = False) -> Cell:
-    """The value of a row, or the status of one that failed; `~` marks a time that the host disturbed."""
+    """The value of a row, or the status of a row that failed; `~` marks a time that the host disturbed."""
 
     def cell(data: Data, line: Where) -> str:
         found = data.pick(line | where, newest=newest)
@@ -99,8 +99,8 @@ def over(
     column: str = "ratio",
     newest: bool = False,
 ) -> Cell:
-    """`text` of the pairs that the host did not disturb. By default the ratio of the only one, or another `column` of
-    it; in a line of means the geometric mean over real graphs."""
+    """`text` of the pairs that the host did not disturb. By default: the ratio theirs / ours (or another `column`) of a
+    single pair; in a line of means, the geometric mean over real graphs."""
 
     def cell(data: Data, line: Where) -> str:
         found = quiet(data.pairs(line, ours, theirs, by, newest=newest))
@@ -181,10 +181,9 @@ def shapes(where: Where, *pairs: tuple[int, int]) -> dict[str, Where]:
 
 @table()
 def kernel_times(data: Data) -> Grid:
-    """Milliseconds of one attention, d = 128, one head, fp32 output, back to back, L2 warm; medians. "Best other
-    kernel": the fastest one on that graph, of fp16 inputs (`fused3s_paper`, FlashSparse) or fp32 (DF-GNN, PyG,
-    cuSPARSE). More: [RESULTS.md](results/RESULTS.md); synthetic graphs of over 2.7 million edges: `scripts/plot.py
-    kernel-times`."""
+    """Milliseconds of one attention (d = 128, one head, fp32 output), median of back-to-back launches with a warm L2
+    cache. "Best other kernel": the fastest other one on that graph, with fp16 inputs (`fused3s_paper`, FlashSparse) or
+    fp32 inputs (DF-GNN, PyG, cuSPARSE)."""
 
     def best(data: Data, line: Where) -> str:
         found = data.pick(line | of.BEST_OTHER)
@@ -196,8 +195,8 @@ def kernel_times(data: Data) -> Grid:
         "`fused3s_paper`": show(of.PAPER),
         "`fused3s`": show(of.OURS),
         "`fused3s`, reordered": show(of.REORDERED),
-        "over best other": over(of.OURS, of.BEST_OTHER),
-        "over `fused3s_paper`": over(of.OURS, of.PAPER),
+        "best other / `fused3s`": over(of.OURS, of.BEST_OTHER),
+        "`fused3s_paper` / `fused3s`": over(of.OURS, of.PAPER),
     }
     shown = ["cora", "musae-github", "ogbn-arxiv", "ego-twitter", "ogbg-molhiv", "peptides-func"]
     lines = graphs(data, of.KERNEL | of.WARM | REAL | {"dim": 128}, {"dataset": shown})
@@ -206,8 +205,9 @@ def kernel_times(data: Data) -> Grid:
 
 @table("Attention kernels, d = 128")
 def all_kernel_times(data: Data) -> Grid:
-    """Milliseconds, medians, one head, fp32 output, back to back, L2 warm. `8x16` is 8 heads of 16 columns with fp16
-    output. `dfgnn_tiling` computes in fp32, the others take fp16. Error: the worst row of `fused3s` against float64."""
+    """Milliseconds of one attention (one head, fp32 output), median of back-to-back launches with a warm L2 cache.
+    `8x16` is 8 heads of 16 columns with fp16 output. `dfgnn_tiling` computes in fp32, the others take fp16 inputs.
+    Error: the worst row of `fused3s`, relative to float64."""
     columns = {
         "nodes": show(of.OURS, ",", "nodes"),
         "edges": show(of.OURS, ",", "nnz"),
@@ -217,17 +217,17 @@ def all_kernel_times(data: Data) -> Grid:
         "`fused3s`": show(of.OURS),
         "`fused3s`, reordered": show(of.REORDERED),
         "`fused3s`, 8x16": show(SHAPE | HALF | {"heads": 8, "dim": 16}),
-        "over `fused3s_paper`": over(of.OURS, of.PAPER),
-        "over best other": over(of.OURS, of.BEST_OTHER),
+        "`fused3s_paper` / `fused3s`": over(of.OURS, of.PAPER),
+        "best other / `fused3s`": over(of.OURS, of.BEST_OTHER),
         "error": show(of.OURS, ".1e", "relative_error"),
     }
     return Grid("graph", graphs(data, of.KERNEL | of.WARM | of.GRAPHS | MEASURED | {"dim": 128}), columns)
 
 
-@table("Speed-up of our kernels over the paper's")
+@table("Speed-up of `fused3s` over `fused3s_paper`")
 def kernel_speedups(data: Data) -> Grid:
-    """Over `fused3s_paper`; geometric means over real / all graphs, with their number. Back-to-back timings include
-    programmatic dependent launch, which only `fused3s` uses; an isolated launch includes the start of a kernel."""
+    """Geometric means over real / all graphs, with their number. Back-to-back times benefit from programmatic dependent
+    launch, which only `fused3s` uses; an isolated time includes the launch latency."""
     lines = {
         "`fused3s`, fp32, back to back": over(of.WARM | of.OURS, of.WARM | of.PAPER, means),
         "`fused3s`, fp16 over fp32, back to back": over(of.WARM | of.OURS | HALF, of.WARM | of.PAPER, means),
@@ -239,8 +239,8 @@ def kernel_speedups(data: Data) -> Grid:
 
 @table("Surrogates beside their originals")
 def surrogates(data: Data) -> Grid:
-    """Time on the synthetic surrogate of a real graph over the time on the graph, d = 128, fp32 output, back to back,
-    L2 warm; then the geometric mean and the graph on which the surrogate takes longest."""
+    """Time on a synthetic surrogate divided by the time on its real graph (d = 128, fp32 output, back to back, L2
+    warm); then the geometric mean and the graph with the largest ratio."""
     where = of.KERNEL | of.WARM | {"dim": 128, "backend": {"not": ["best other"]}}
     lines = {name: where | kernel for name, kernel in kernels(data, where | {"group": "twin"}).items()}
     sets = {name: name for name in ("citeseer", "cora", "pubmed", "elliptic", "musae-github")}
@@ -254,9 +254,9 @@ def surrogates(data: Data) -> Grid:
 
 @table("Speed-up over each baseline, d = 128")
 def kernel_baselines(data: Data) -> Grid:
-    """Of `fused3s` and of `fused3s_paper`, isolated launches with a warm L2 cache, fp32 output; geometric means over
-    real / all graphs. fp32: the baseline takes float32 inputs, ours float16; the best other kernel takes fp16 on every
-    graph, and is the paper's on all batches."""
+    """Time of a baseline divided by that of `fused3s` or `fused3s_paper` (isolated launches, warm L2 cache, fp32
+    output); geometric means over real / all graphs. Baselines marked fp32 take float32 inputs, `fused3s` float16. The
+    best other kernel takes fp16 on every graph; on all batches it is `fused3s_paper`."""
     where = of.KERNEL | of.GRAPHS | of.ISOLATED | {"dim": 128}
     others = REAL | {"backend": {"not": ["fused3s", "best other", "flex_attention", "sdpa_padded"]}}
     lines = {"best other kernel on each graph": of.BEST_OTHER} | kernels(data, where | others)
@@ -271,9 +271,9 @@ def kernel_baselines(data: Data) -> Grid:
 
 @table("The authors' codes on the same GPU")
 def published_codes(data: Data) -> Grid:
-    """Time of a published code over ours on the same real graphs (found by the hash of their edges). Theirs are sums of
-    kernel durations, launched one at a time, which hold no launch cost; ours are back to back / isolated, so that the
-    truth lies between the two. The outputs of the published codes were not checked ([how](paper/README.md))."""
+    """Time of a published code divided by ours on the same real graphs (same hash of the edges). Times of published
+    codes are sums of kernel durations, which hold no launch cost. Ours are back to back, or isolated: the fair ratio
+    lies between the two. The outputs of the published codes were not checked ([how](paper/README.md))."""
     compare = partial(over, text=mean_of_real, by=HASH)
     alone = {"Fused3S": "fused3s_paper", "FlashSparse": "flashsparse_naive"}
     alone |= {"DF-GNN tiling": "dfgnn_tiling", "DF-GNN hyper": "dfgnn_hyper"}
@@ -285,14 +285,14 @@ def published_codes(data: Data) -> Grid:
     for code, name in alone.items():
         kernel = {"backend": name}
         lines[f"{code} over `{name}`, kernels alone"] = compare(of.KERNEL_SUMS | kernel, of.CODES | kernel)
-    turbo = of.CODES | {"config": "one head", "backend": "turbo_gnn"}
+    turbo = of.CODES | {"backend": "turbo_gnn"}
     lines["Turbo-GNN over `fused3s`, back to back"] = compare(of.OURS | of.WARM | HALF, turbo)
     return Grid("code over ours", lines, widths(of.KERNEL | of.GRAPHS | REAL))
 
 
 @table()
 def ablation(data: Data) -> Grid:
-    """Speed-up of each step over the one before, back to back; geometric means over real / all graphs."""
+    """Speed-up of each step over the previous step, back to back; geometric means over real / all graphs."""
     steps = [*pairwise(("F3S_splitR", "F3S_splitC", "F3S_reorderRW", "F3S_permuteQKV"))]
     lines = {f"`{step}` over `{last}`": over({"series": step}, {"series": last}, means) for last, step in steps}
     node, edge = {"series": "fused3s_paper"}, {"series": "F3S_edgeParallel"}
@@ -306,8 +306,8 @@ over_gather_model = over(of.TIME, {"metric": "gather_model", "gathered_bytes": {
 
 @table()
 def gather_model(data: Data) -> Grid:
-    """Time of the gather model (all bytes without reuse across row windows) over that of `fused3s`, on graphs that
-    gather at least 0.1 GB; no bound: row windows that share keys find them in a cache."""
+    """Time of the gather model (all bytes, no reuse across row windows) divided by the time of `fused3s`, on graphs
+    that gather at least 0.1 GB. It is no bound: row windows that share keys hit in a cache."""
     kinds = {"real": REAL, "surrogate and synthetic": {"kind": ["surrogate", "synthetic"]}}
     outputs = {"fp32": {"out_dtype": "float32"}, "fp16": HALF}
     lines = {f"{name}, {kind}": out | some for name, out in outputs.items() for kind, some in kinds.items()}
@@ -316,7 +316,7 @@ def gather_model(data: Data) -> Grid:
 
 @table()
 def memory(data: Data) -> Grid:
-    """GiB of one run with its inputs and format. A blank is out of memory or was not run."""
+    """Peak GiB of one run, inputs and format included. Blank: out of memory, or not run."""
     where = {"bench": "kernels", "metric": "peak_memory", "heads": 1, "out_dtype": "float32", "variant": "none"}
     where |= {"dim": 128, "order": "none"}
     sets = ["ogbn-arxiv", "ego-twitter", "reddit", "ogbn-products", "amazon-products"]
@@ -332,10 +332,9 @@ ON_ARXIV = {"dataset": "ogbn-arxiv"}
 
 @table("Shapes of heads (heads x columns)")
 def heads(data: Data) -> Grid:
-    """Slow-down of `fused3s` against one head of the same total width, or against one call for each head; geometric
-    mean over n graphs (surrogate included) and the worst. Then milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to
-    back. Turbo-GNN is the published code, measured on an H200 at another time; with heads of 16 columns or fewer it
-    crashes."""
+    """Slow-down of `fused3s` relative to one head of the same total width, or to one call per head: geometric mean over
+    n graphs (surrogate included), and the worst graph. Then milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to
+    back."""
     lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16))
     lines = {f"{name} over 1x128": line for name, line in lines.items()}
     calls = shapes(SHAPE | MEASURED, (16, 64), (4, 128))
@@ -346,21 +345,19 @@ def heads(data: Data) -> Grid:
         one = {"heads": 1, "dim": line["dim"] if parts > 1 else 128}
         return over(HALF | one, HALF, partial(largest, parts=parts), HASH)(data, line)
 
-    turbo = of.CODES | ON_ARXIV | of.H200 | {"config": "default", "backend": "turbo_gnn"}
     columns = {
         "slow-down": slow_down,
         "`fused3s`, ms": show(ON_ARXIV | HALF),
         "PyG, fp32, ms": show(ON_ARXIV | {"backend": "pyg"}),
-        "Turbo-GNN on an H200, ms": show(turbo),
     }
     return Grid("shape", lines, columns)
 
 
 @table("Heads that 16-byte loads do not fit")
 def packed_heads(data: Data) -> Grid:
-    """Slow-down of `fused3s` against one head of the same total width, fp16; geometric mean over n graphs (surrogate
-    included) and the worst, on which KV tiles hold many edges: there heads of odd width are padded. Then milliseconds
-    on ogbn-arxiv, back to back."""
+    """Slow-down of `fused3s` relative to one head of the same total width, fp16: geometric mean over n graphs
+    (surrogate included), and the worst graph, where KV tiles hold many edges and heads of odd width are padded. Then
+    milliseconds on ogbn-arxiv, back to back."""
     lines = shapes(SHAPE | MEASURED | HALF, (8, 10), (4, 13))
     lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
 
@@ -377,9 +374,9 @@ def packed_heads(data: Data) -> Grid:
 
 @table("Grouped queries")
 def grouped_queries(data: Data) -> Grid:
-    """`fused3s` with 8 query heads of 128 columns on one KV head, over 8 heads of each: time, back to back, and bytes
-    of the gather model with windows of 16 / 8 queries; fp16; geometric means over n graphs (surrogate included) and the
-    worst."""
+    """`fused3s` with 8 query heads of 128 columns on one KV head, relative to 8 KV heads: time, back to back, and bytes
+    of the gather model with windows of 16 / 8 queries. fp16; geometric mean over n graphs (surrogate included), and the
+    worst graph."""
     lines = {"8x128/1 over 8x128": SHAPE | MEASURED | HALF | {"heads": 8, "dim": 128}}
     cell = over({"kv_heads": 0}, {"kv_heads": 1}, largest, HASH)
     return Grid("shape", lines, {"time": {}, "bytes": {"metric": "bytes"}}, cell)
@@ -387,10 +384,10 @@ def grouped_queries(data: Data) -> Grid:
 
 @table("Edge data")
 def edges(data: Data) -> Grid:
-    """Slow-down of `fused3s` by edge data and score terms, by shape of heads; geometric mean over n graphs (surrogate
-    included) and the worst. `low_rank_11`: 11 features with a weight for keys and values; `types_4`: one of 4 vectors;
-    `gat` reads no query and no key. Last line, on an H200 at an earlier commit: anemoi's Triton kernel over ours, and
-    the graph on which ours gains least."""
+    """Slow-down of `fused3s` by edge data and score terms, by shape of heads: geometric mean over n graphs (surrogate
+    included), and the worst graph. `low_rank_11`: 11 features with weights of keys and values; `types_4`: one of 4
+    vectors; `gat` reads no query and no key. Last line, on an H200 at an earlier commit: time of anemoi's Triton kernel
+    divided by ours, and the graph with the least ratio."""
     terms = ("bias", "bias_per_head", "low_rank_11", "types_4", "column", "soft_cap", "gat", "gatv2")
     none, low_rank, anemoi = {"edges": "none"}, of.H200 | {"edges": "low_rank_11"}, of.H200 | {"backend": "anemoi"}
     lines = {f"`{name}` over none": over(none, {"edges": name}, largest, HASH, newest=True) for name in terms}
@@ -401,9 +398,10 @@ def edges(data: Data) -> Grid:
 
 @table("Backward pass")
 def backward(data: Data) -> Grid:
-    """Backward pass of `fused3s` over its forward pass with the LSE, fp16, by shape of heads, and the bound of this
-    ratio in bytes; then published backward passes over ours on an H200 and the graph on which ours gains least
-    (measured at another time; Turbo-GNN with its default parameters and in the best of 16 settings)."""
+    """Time of the backward pass of `fused3s` divided by its forward pass with the LSE (fp16), by shape of heads, and
+    the ratio of their bytes as a bound. Then published backward passes divided by ours on an H200, and the graph with
+    the least ratio (measured at another time, outputs unchecked; Turbo-GNN with its default parameters, and in the best
+    of 16 settings)."""
     forward, size, code = {"region": "forward"}, {"metric": "bytes"}, of.CODES | of.H200 | {"region": "none"}
     columns = {
         "over forward": over(forward, {}, largest, HASH),
@@ -417,10 +415,10 @@ def backward(data: Data) -> Grid:
 
 @table("Attention in float32")
 def float32(data: Data) -> Grid:
-    """Geometric means over n graphs and the worst, by turns, back to back, L2 warm; `dfgnn_hyper` and PyG at another
-    time, with one head. "highest" and "high" are those of `torch.get_float32_matmul_precision()`; fp16 is `fused3s`
-    with fp16 inputs and output. Error: the worst row of "highest" against float64, as a multiple of that of plain torch
-    in float32."""
+    """Ratios of times (timed alternately, back to back, L2 warm): geometric mean over n graphs, and the worst graph;
+    `dfgnn_hyper` and PyG were timed separately, with one head. "highest" and "high" are values of
+    `torch.get_float32_matmul_precision()`; fp16 is `fused3s` with fp16 inputs and output. Error: the worst row of
+    "highest" relative to float64, as a multiple of the error of plain PyTorch in float32."""
     where = of.TIME | of.OURS | {"bench": "float32", "dtype": "float32", "variant": "highest"}
     lines = {
         f"{name}, {region}": line | {"region": region}
@@ -449,8 +447,8 @@ def float32(data: Data) -> Grid:
 
 @table("Whole model, fp16")
 def model_times(data: Data) -> Grid:
-    """Milliseconds of a forward pass of 10 blocks, d = 128, one head; the model outside attention computes in fp16 for
-    all backends. `~`: CPU-bound (eager at least 1.5 times its CUDA graph), in no mean."""
+    """Milliseconds of a forward pass of 10 blocks, d = 128, one head. Layers outside attention compute in fp16 for all
+    backends. `~`: CPU-bound (eager takes at least 1.5 times its CUDA graph), left out of means."""
     lines = {f"`{name}`, eager": of.EAGER | {"backend": name} for name in ("csr_unfused", "fused3s")}
     for name in ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper", "fused3s"):
         lines[f"`{name}`, CUDA graph"] = of.GRAPH | {"backend": name}
@@ -463,8 +461,8 @@ def model_times(data: Data) -> Grid:
 
 @table("Speed-up of the whole model")
 def model_ratios(data: Data) -> Grid:
-    """Over the same model with another attention, fp16 unless stated; geometric means over the d of a graph (64, 128,
-    256; CPU-bound ones left out), then over graphs, real / all."""
+    """Time of the same model with another attention divided by ours, fp16 unless stated. Geometric means, first over
+    the d of a graph (64, 128, 256; CPU-bound ones left out), then over graphs, real / all."""
     slow = of.EAGER | {"dtype": "float32"}
     compared = {
         "attention alone, CUDA graphs": ({"scope": "attention"}, {"scope": "attention"}),
@@ -488,10 +486,10 @@ def model_ratios(data: Data) -> Grid:
 
 @table("Training steps")
 def training_steps(data: Data) -> Grid:
-    """Forward, backward and AdamW of the 10-block model on a whole graph (d = 128, bf16 layers over float32 weights):
-    milliseconds of `fused3s` with fused layers in a CUDA graph, then the time of the same model run in other ways over
-    it; geometric mean over n graphs and the graph on which ours gains least. Steps with wrong gradients (PyG in bf16 on
-    musae-github) are in no ratio."""
+    """Forward, backward and AdamW of the 10-block model on a whole graph (d = 128, bf16 layers, float32 weights):
+    milliseconds of `fused3s` with fused layers in a CUDA graph. Then the time of the same model run in another way,
+    divided by that: geometric mean over n graphs, and the graph with the least ratio. Steps with wrong gradients (PyG
+    in bf16 on musae-github) are left out."""
     best = of.OURS | of.FUSED | of.GRAPH
     ways = {
         "PyG, plain, eager": of.EAGER | {"backend": "pyg", "dense": "plain"},
@@ -511,8 +509,8 @@ def training_steps(data: Data) -> Grid:
 
 @table()
 def plans(data: Data) -> Grid:
-    """Milliseconds of `plan_attention` from CSR arrays on the GPU, with the schedules of the backward pass, and with
-    one attention (a mask that changes at every call); host included, one head of 128 columns."""
+    """Milliseconds of `plan_attention` from CSR arrays on the GPU; the same with the schedules of the backward pass;
+    the same with one attention (a mask that changes at every call). Host included, one head of 128 columns."""
     columns = {
         "plan": show({"variant": "plan"}, ".3f"),
         "with backward": show({"variant": "plan_backward"}, ".3f"),
@@ -524,10 +522,11 @@ def plans(data: Data) -> Grid:
 @table("Attention on the sphere")
 def sphere(data: Data) -> Grid:
     """Neighbourhoods of grids on the sphere, as in torch-harmonics 0.9.3: milliseconds of its kernels and of `fused3s`
-    with the log of the key's quadrature weight as a value of the column, and the ratio; sums of the durations of a
-    pass's kernels, fp16. Then `fused3s` with the weight by column, and as a bias of each edge, over `fused3s` without,
-    back to back; bytes of a plan for both passes for an edge. torch-harmonics was measured at another time
-    ([how](paper/README.md)). Means are geometric: over the shapes of a grid, then over grids."""
+    with the log of the key's quadrature weight as a value of the column, and their ratio (sums of kernel durations of a
+    pass, fp16). Then the time of `fused3s` with the weight as a value of the column, and as a bias of each edge,
+    relative to `fused3s` without it, back to back. Bytes: a plan for both passes, per edge. torch-harmonics was
+    measured at another time ([how](paper/README.md)). Means are geometric: over the shapes of a grid, then over
+    grids."""
     where = of.OURS | REAL | {"bench": "sphere", "metric": "kernel_time", "edges": "log_weight"}
     grids = [("180x360-0.017", 1, 64), ("180x360-0.03", 1, 64), ("360x720-to-180x360-0.03", 1, 64)]
     grids += [("360x720-0.017", 1, 64), ("360x720-0.03", 1, 64), ("180x360-0.03", 4, 16)]
@@ -554,10 +553,10 @@ def sphere(data: Data) -> Grid:
 
 @table("Selected blocks of keys")
 def nsa(data: Data) -> Grid:
-    """The selected branch of Native Sparse Attention: 16 blocks of 64 keys a query, its own and random ones before it,
-    for groups of 1, 4 and 16 query heads of 128 columns on one KV head; fp16, back to back. Milliseconds of `fused3s`,
-    and the time of `flex_attention` over it. Of random selections nearly all 128 x 128 blocks before a query hold a
-    selected key, and `flex_attention` computes them whole."""
+    """The selected branch of Native Sparse Attention: each query selects 16 blocks of 64 keys, its own and random
+    earlier ones, with 1, 4 or 16 query heads of 128 columns per KV head (fp16, back to back). Milliseconds of
+    `fused3s`, and the time of `flex_attention` divided by it. With random selections nearly every earlier 128 x 128
+    block holds a selected key, and `flex_attention` computes such a block whole."""
     where, passes = of.TIME | of.OURS | {"bench": "nsa", "dim": 128}, ("forward", "backward")
     lines = {
         f"{tokens:,}, {region}": where | {"dataset": f"nsa-{tokens}", "region": region}
@@ -634,45 +633,45 @@ def workloads(eager: Sequence[str], captured: Sequence[str] = ()) -> dict[str, W
 
 def layer_columns(name: str, kind: Where) -> dict[str, Cell]:
     return {
-        f"{name}: PyG": show(kind | PYG, ".2f"),
+        f"{name}: eager PyG": show(kind | PYG, ".2f"),
         f"{name}: ours": show(kind | AUTO, ".2f"),
-        f"{name}: ratio": over(kind | AUTO, kind | PYG, by=["variant"]),
+        f"{name}: eager PyG / ours": over(kind | AUTO, kind | PYG, by=["variant"]),
     }
 
 
-STEPS = layer_columns("fp32", of.FP32) | layer_columns("autocast bf16", AUTOCAST)
-STEPS |= layer_columns("bf16 parameters", BF16)
+MIXED = layer_columns("fp32", of.FP32) | layer_columns("autocast bf16", AUTOCAST)
+STEPS = MIXED | layer_columns("bf16 parameters", BF16)
 
 
 @table()
 def layers(data: Data) -> Grid:
-    """Milliseconds of a training step with PyG's `TransformerConv` and with ours (3 layers of 8 heads x 16 columns;
-    forward, loss, backward, AdamW; host included), launched eagerly, by turns, medians, and PyG's time over ours. Means
-    are geometric: over all workloads of a graph, then over graphs; PyG's output on one is wrong and in none."""
-    return Grid("training step", workloads(["cora", "arxiv", "sampled-1024", "molecules-1024"]), STEPS)
+    """Milliseconds of a training step with PyG's `TransformerConv` and with ours, both launched eagerly (3 layers of 8
+    heads x 16 columns; forward, loss, backward, AdamW; host included). The two are timed alternately; times are
+    medians, means are geometric over graphs."""
+    return Grid("training step", workloads(["cora", "arxiv", "sampled-1024", "molecules-1024"]), MIXED)
 
 
 @table()
 def all_layers(data: Data) -> Grid:
     """Milliseconds of a training step with PyG's `TransformerConv` and with ours (3 layers of 8 heads x 16 columns;
-    forward, loss, backward, AdamW; host included), by turns, medians, and PyG's time over ours. "GPU busy": the part of
-    our step in which the GPU computes. Edges are those of all blocks of a step. New batches and samples bring a new
-    `edge_index` in every step; drawing them is not timed. "One CUDA graph": a captured loop. No ratio where PyG's was
-    not captured, or its output is further from float64 than allowed. Means are geometric: over the workloads of a
-    graph, then over graphs."""
+    forward, loss, backward, AdamW; host included). The two are timed alternately; times are medians. "GPU busy": the
+    time of our step in which the GPU computes. Edges are those of all blocks of a step. A workload with new batches or
+    samples brings a new `edge_index` in every step; drawing it is not timed. "One CUDA graph": `CapturedLoop`, which
+    PyG's layer was not measured with. "-": not measured, or PyG's output is further from float64 than allowed. Means
+    are geometric: over the workloads of a graph, then over graphs."""
     ours = of.FP32 | AUTO
-    columns = {"edges": show(ours, ",", "nnz")} | {name: STEPS[name] for name in ("fp32: PyG", "fp32: ours")}
+    columns = {"edges": show(ours, ",", "nnz")} | {name: STEPS[name] for name in ("fp32: eager PyG", "fp32: ours")}
     columns["fp32: GPU busy"] = show(ours | {"metric": "gpu_busy"}, ".2f")
-    columns |= {name: cell for name, cell in STEPS.items() if name.endswith("ratio")}
+    columns |= {name: cell for name, cell in STEPS.items() if name.endswith("eager PyG / ours")}
     return Grid("training step", workloads([*WORKLOADS], [*WORKLOADS][4:]), columns)
 
 
 @table("Training steps with GATConv and GATv2Conv")
 def gat_layers(data: Data) -> Grid:
     """Milliseconds of a training step with PyG's layer and with ours in its place (3 layers of 8 heads x 16 columns;
-    forward, loss, backward, AdamW; host included), by turns, medians, and PyG's time over ours. Ours is CPU-bound on
-    musae-github, where the GPU is busy for 2 to 3 ms. `wrong`: PyG's output in bf16 is further from float64 than
-    allowed."""
+    forward, loss, backward, AdamW; host included). The two are timed alternately; times are medians. Our step is
+    CPU-bound on musae-github, where the GPU is busy for 2 to 3 ms. `wrong`: PyG's output in bf16 is further from
+    float64 than allowed."""
     lines = {
         f"{name}Conv, {dataset}": LAYERS | of.EAGER | {"variant": f"{graph}-{name.lower()}"}
         for name in ("GAT", "GATv2")
@@ -683,17 +682,17 @@ def gat_layers(data: Data) -> Grid:
 
 @table()
 def scale(data: Data) -> Grid:
-    """A training step with PyG's `TransformerConv`, eager and after `torch.compile`, and with ours, eager (3 layers of
-    8 heads x 16 columns; forward, loss, backward, AdamW; host included), by turns, medians; compiled PyG over ours.
-    GiB: peak of PyTorch's allocator. Graphs by formula: 200,000 nodes, degrees of a power law. `oom`: out of memory,
-    `error`: "CUDA driver error: invalid argument" after `torch.compile`. In bf16 the worst row of PyG's output is
-    further from float64 than allowed."""
+    """A training step with PyG's `TransformerConv`, eager and compiled by `torch.compile`, and with ours, eager (3
+    layers of 8 heads x 16 columns; forward, loss, backward, AdamW; host included). They are timed alternately; times
+    are medians. GiB: peak of PyTorch's allocator. Synthetic graphs of 200,000 nodes whose degrees follow a power law.
+    `oom`: out of memory. `error`: the compiled step ends in "CUDA driver error: invalid argument". `wrong`: the worst
+    row of PyG's output is further from float64 than allowed."""
     compiled, memory = PYG | {"launch": "compiled"}, {"metric": "peak_memory"}
-    sides = {"PyG": PYG | of.EAGER, "PyG compiled": compiled, "ours": AUTO | of.EAGER}
+    sides = {"eager PyG": PYG | of.EAGER, "compiled PyG": compiled, "ours": AUTO | of.EAGER}
     columns = {f"ms: {name}": show(of.TIME | side, ".1f") for name, side in sides.items()}
-    columns["ms: ratio"] = over(of.TIME | sides["ours"], of.TIME | compiled, by=["variant"])
+    columns["ms: compiled PyG / ours"] = over(of.TIME | sides["ours"], of.TIME | compiled, by=["variant"])
     columns |= {f"GiB: {name}": show(memory | side, ".1f", scale=2**-10) for name, side in sides.items()}
-    columns["GiB: ratio"] = over(memory | sides["ours"], memory | compiled, by=["variant"])
+    columns["GiB: compiled PyG / ours"] = over(memory | sides["ours"], memory | compiled, by=["variant"])
     lines = {
         f"{size[:-1]} million, {name}": {"bench": "layers", "variant": size} | dtype
         for name, dtype in (("fp32", of.FP32), ("bf16", BF16))

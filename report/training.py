@@ -7,7 +7,7 @@ import pandas as pd
 
 from report.engine import Data, markdown
 
-RUN = ["dataset", "device", "dim", "heads", "blocks", "backend", "dtype"]
+RUN = ["dataset", "device", "dim", "heads", "blocks", "recipe", "backend", "dtype"]
 
 
 def standard_error(values: pd.Series) -> float:
@@ -27,8 +27,8 @@ def split_scores(data: Data) -> str:
     metric = {key: found["metric"].iloc[0] for key, found in tested(data, "train").groupby(RUN)}
     lines = []
     for key, scores in sorted(runs.items()):
-        dataset, device, dim, heads, blocks, backend, dtype = key
-        exact, over = runs.get((*key[:5], "reference", "float32")), ["-", "-"]
+        dataset, device, dim, heads, blocks, recipe, backend, dtype = key
+        exact, over = runs.get((*key[:6], "reference", "float32")), ["-", "-"]
         if exact is not None and exact is not scores:
             error = hypot(standard_error(scores), standard_error(exact))
             paired = (scores - exact).dropna()
@@ -43,6 +43,7 @@ def split_scores(data: Data) -> str:
                 dataset,
                 device.removeprefix("NVIDIA ").split()[0],
                 name,
+                f"`{recipe[:4]}`",
                 f"{backend}, {dtype}",
                 metric[key][5:],
                 str(len(scores)),
@@ -50,8 +51,8 @@ def split_scores(data: Data) -> str:
                 *over,
             ]
         )
-    head = ["data set", "GPU", "layers", "attention", "metric", "seeds", "mean"]
-    return markdown([*head, "minus `reference`, float32", "the same, paired by seed"], lines, 5) if lines else ""
+    head = ["data set", "GPU", "layers", "recipe", "attention", "metric", "seeds", "mean"]
+    return markdown([*head, "minus `reference`, float32", "the same, paired by seed"], lines, 6) if lines else ""
 
 
 def inference_changes(data: Data) -> str:

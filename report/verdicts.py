@@ -16,7 +16,8 @@ from report.derived import PeakRates
 from report.engine import Data, by_graph, mean, quiet, real
 
 NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
-YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "not recorded"
+NOISE = 1.05  # a factor on what was measured that should not turn a verdict
+YES, PART, NO, MISSING = "reproduced", "reproduced in part", "not reproduced", "not tested"
 VERDICTS = (YES, PART, NO, MISSING)
 SYNTHETIC = "Synthetic graphs alone."
 Spec = Mapping[str, Any]
@@ -48,12 +49,13 @@ OPTIONS = ("by", "across")  # of `Data.pairs`
 NOT_RECORDED = Finding(MISSING, why="The rows are not recorded.")
 
 
-def pairs(data: Data, case: Spec) -> pd.DataFrame:
-    """The pairs of a case, whose ratio is `times` theirs over ours."""
+def pairs(data: Data, case: Spec, noise: float = 1.0) -> pd.DataFrame:
+    """The pairs of a case, whose ratio is `times` theirs over ours, and `noise`, which memory has not."""
     where = {name: value for name, value in case.items() if name not in RULES + OPTIONS}
     options = {name: case[name] for name in OPTIONS if name in case}
     found = data.pairs(where, case["ours"], case["theirs"], **options)
-    return found.assign(ratio=found["ratio"] * case.get("times", 1))
+    factor = case.get("times", 1) * (1 if case.get("metric") == "peak_memory" else noise)
+    return found.assign(ratio=found["ratio"] * factor)
 
 
 def near(value: float, low: float, high: float | None = None) -> str:
@@ -94,7 +96,7 @@ def describe(found: pd.DataFrame) -> str:
     return text if len(some) in (0, len(found)) else f"{text}; real {mean(some['ratio']):.2f}x (n = {len(some)})"
 
 
-def judge_near(data: Data, spec: Spec) -> Finding:
+def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """`value` (or [low, high]) against the mean ratio of each of `cases`; `codes`: that of the authors' codes.
 
     `times`: of the paper's own times, whose mean over the same graphs takes the place of `value`. `half`: of the graphs
@@ -104,7 +106,7 @@ def judge_near(data: Data, spec: Spec) -> Finding:
     limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
     verdicts, on_real, texts, means = [], [], [], []
     for name, pair in spec["cases"].items():
-        found = pairs(data, pair)
+        found = pairs(data, pair, noise)
         if quiet(found).empty:  # the default run of the figures does not measure every case
             continue
         some = [quiet(found), real(quiet(found))]
@@ -126,7 +128,8 @@ def judge_near(data: Data, spec: Spec) -> Finding:
         both = [
             f"{ours:.2f}x, {theirs:.2f}x{kind}" for kind, (ours, theirs) in zip(("", " (real)"), same, strict=False)
         ]
-        texts.append(text + f"; on the paper's graphs ours, theirs: {'; '.join(both)}" * bool(both))
+        beside = f"; on the paper's graphs here, published: {'; '.join(both)}{_ranks(some[0], paper)}"
+        texts.append(text + beside * bool(both))
     if not texts:
         return NOT_RECORDED
     codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()
@@ -138,6 +141,13 @@ def judge_near(data: Data, spec: Spec) -> Finding:
     return Finding(worst(verdicts), "; ".join(texts), theirs, real_alone, why, tuple(means))
 
 
+def _ranks(found: pd.DataFrame, paper: pd.Series) -> str:
+    """Spearman's correlation of our ratio and the paper's over the graphs of both."""
+    ours = found.set_index("dataset")["ratio"].reindex(paper.index).dropna()
+    correlation = ours.rank().corr(paper[ours.index].rank())
+    return f"; rank correlation {correlation:.2f} (n = {len(ours)})" if len(ours) > 2 else ""
+
+
 def _beside(found: pd.DataFrame, paper: pd.Series, limits: Sequence[float]) -> tuple[float, ...]:
     """Our mean ratio and the paper's over the graphs of both; without one, ours over all and what the paper states."""
     both = found[found["dataset"].isin(paper.index)]
@@ -146,11 +156,11 @@ def _beside(found: pd.DataFrame, paper: pd.Series, limits: Sequence[float]) -> t
     return mean(both["ratio"]), mean(paper[both["dataset"]])
 
 
-def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[pd.Series, pd.Series, list[str]]:
+def _held(data: Data, cases: Mapping[str, Spec], noise: float = 1.0) -> tuple[pd.Series, pd.Series, list[str]]:
     """Whether each pair of all cases holds, and whether its graph is real; a text for each case."""
     holds, of_real, texts = [pd.Series(dtype=bool)], [pd.Series(dtype=bool)], []
     for name, case in cases.items():
-        found = quiet(pairs(data, case))
+        found = quiet(pairs(data, case, noise))
         if found.empty:
             continue
         bound = None
@@ -171,9 +181,9 @@ def _held(data: Data, cases: Mapping[str, Spec]) -> tuple[pd.Series, pd.Series, 
     return pd.concat(holds, ignore_index=True), pd.concat(of_real, ignore_index=True), texts
 
 
-def judge_holds(data: Data, spec: Spec) -> Finding:
+def judge_holds(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """Every pair of each case has a ratio `above` or `below` a bound; null: the mean, for the graphs in `of`."""
-    kept, of_real, texts = _held(data, spec["cases"])
+    kept, of_real, texts = _held(data, spec["cases"], noise)
     if kept.empty:
         return NOT_RECORDED
     holds, total = kept.sum(), len(kept)
@@ -189,7 +199,7 @@ def judge_holds(data: Data, spec: Spec) -> Finding:
     return replace(finding, verdict=worst([verdict, PART]), why=SYNTHETIC)
 
 
-def judge_less(data: Data, spec: Spec) -> Finding:
+def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """The mean of the first case is above that of each other one, over all graphs and over real ones.
 
     Cases that have pairs of the same `same` columns in common are compared on those alone.
@@ -208,7 +218,7 @@ def judge_less(data: Data, spec: Spec) -> Finding:
         some = {name: by_graph(rows) for name, rows in some.items()}
         means = {name: mean(rows["ratio"]) for name, rows in some.items()}
         first, *others = means.values()
-        verdicts.append(YES if all(other < first for other in others) else NO)
+        verdicts.append(YES if all(other < first * noise for other in others) else NO)
         form = spec.get("form", ".2f")
         texts.append(", ".join(f"{kind}{name} {value:{form}} (n = {len(some[name])})" for name, value in means.items()))
     if not verdicts:
@@ -280,7 +290,7 @@ def judge_error(data: Data, spec: Spec) -> Finding:
     return Finding(YES if good else NO, f"worst row {largest:.1e} of {len(found)} outputs")
 
 
-def judge_balance(data: Data, spec: Spec) -> Finding:
+def judge_balance(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """The share of active time of the SMs rises above 0.9 with reordering."""
     where = {"bench": "sm_active", "metric": "sm_active_share", "dataset": spec["dataset"]}
     ours = data.pick(where | {"status": "ok", "out_dtype": "float32"})
@@ -288,13 +298,14 @@ def judge_balance(data: Data, spec: Spec) -> Finding:
     if not {"F3S_splitC", "F3S_reorderRW"} <= {*shares.index}:
         return NOT_RECORDED
     before, after = shares["F3S_splitC"], shares["F3S_reorderRW"]
-    verdict = YES if after > before and after > 0.9 else PART if after > before else NO
+    risen = after * noise > before
+    verdict = YES if risen and after * noise > 0.9 else PART if risen else NO
     synthetic = len(real(ours)) == 0
     text = f"{before:.2f} to {after:.2f}{' (synthetic)' * synthetic}"
     return Finding(worst([verdict, PART]), text, why=SYNTHETIC) if synthetic else Finding(verdict, text, real=verdict)
 
 
-def judge_bandwidth(data: Data, spec: Spec) -> Finding:
+def judge_bandwidth(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """The kernel uses a larger share of the rate of copies than of that of the tensor cores, on every graph."""
     memory = data.measured({**spec["where"], "metric": "tb_per_s"})
     tensor = data.measured({**spec["where"], "metric": "tflop_per_s"})
@@ -303,7 +314,7 @@ def judge_bandwidth(data: Data, spec: Spec) -> Finding:
     rates = PeakRates.of(data.benches["peak_rates"], memory["device"].iloc[0])
     if rates.mma is None or rates.copy is None:
         return NOT_RECORDED
-    bandwidth, cores = memory["value"] / (rates.copy / 1e9), tensor["value"] / (rates.mma / 1e9)
+    bandwidth, cores = noise * memory["value"] / (rates.copy / 1e9), tensor["value"] / (rates.mma / 1e9)
     shares = [
         f"{name} {some.min():.1%} to {some.max():.1%}" for name, some in (("copies", bandwidth), ("mma.sync", cores))
     ]
@@ -312,14 +323,14 @@ def judge_bandwidth(data: Data, spec: Spec) -> Finding:
     return Finding(worst(verdicts), text, real=verdicts[1])
 
 
-def judge_by_width(data: Data, spec: Spec) -> Finding:
+def judge_by_width(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """The share of attention at the second of two d is at least 0.9 of that at the first."""
     texts, holds = [], []
     for name, case in spec["cases"].items():
         shares = quiet(pairs(data, case)).pivot(index=["data_sha256", "kind"], columns="dim", values="ratio").dropna()
         if shares.empty:
             continue
-        kept = shares.iloc[:, -1] >= 0.9 * shares.iloc[:, 0]
+        kept = noise * shares.iloc[:, -1] >= 0.9 * shares.iloc[:, 0]
         holds.append(kept)
         medians = f"{shares.iloc[:, 0].median():.0%} to {shares.iloc[:, -1].median():.0%}"
         texts.append(f"{name}: {medians}, not falling on {kept.sum()} of {len(kept)}")
@@ -454,17 +465,30 @@ def _of_several(verdicts: Sequence[str]) -> str:
     return YES if {*verdicts} == {YES} else of_all(some, len(verdicts)) if some < len(verdicts) else PART
 
 
-PREDICATES: dict[str, Callable[..., Finding]] = {
+def with_edge(judge: Callable[..., Finding]) -> Callable[[Data, Spec], Finding]:
+    """The finding of a predicate, which says if a factor of NOISE would turn its verdict."""
+
+    def judged(data: Data, spec: Spec) -> Finding:
+        finding = judge(data, spec)
+        turned = any(judge(data, spec, noise).verdict != finding.verdict for noise in (1 / NOISE, NOISE))
+        return replace(finding, why=f"{finding.why} On the edge.".strip()) if turned else finding
+
+    return judged
+
+
+MEASURED = {
     "near": judge_near,
     "holds": judge_holds,
     "less": judge_less,
+    "balance": judge_balance,
+    "bandwidth": judge_bandwidth,
+    "by_width": judge_by_width,
+}
+PREDICATES: dict[str, Callable[..., Finding]] = {name: with_edge(judge) for name, judge in MEASURED.items()} | {
     "status": judge_status,
     "small": judge_small,
     "fits": judge_fits,
     "error": judge_error,
-    "balance": judge_balance,
-    "bandwidth": judge_bandwidth,
-    "by_width": judge_by_width,
     "overflow": judge_overflow,
     "losses": judge_losses,
     "blocks": judge_blocks,

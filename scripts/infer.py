@@ -1,6 +1,6 @@
 """Run the Graph Transformer on a graph, or on all batches of a collection, and report the time of its parts.
 
-    python scripts/infer.py --config configs/infer/cora.yaml [--set section.key=value ...]
+    python scripts/infer.py --config configs/infer/cora.yaml [--config FILE ...] [--set section.key=value ...]
         [--output FILE [--save classes] ...] [--verify] [--accuracy] [--profile]
     torchrun --nproc-per-node 4 scripts/infer.py ...     # on several GPUs: docs/several-gpus.md
 
@@ -42,7 +42,10 @@ def flag(name: str, text: str) -> typer.models.OptionInfo:
 
 @app.command()
 def main(
-    config: Annotated[Path, typer.Option(readable=False, help="YAML configuration, such as configs/infer/cora.yaml.")],
+    config: Annotated[
+        list[Path],
+        typer.Option(readable=False, help="YAML configuration, such as configs/infer/cora.yaml; several run in turn."),
+    ],
     overrides: cli.Overrides = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Weights (model.checkpoint): of scripts/train.py, or a saved state dict.")
@@ -72,25 +75,29 @@ def main(
         if more and not save:
             raise ValueError(f"{' '.join(more)}: belongs after --save")
         forms = (*dict.fromkeys([*save, *(more or [])] if save else [Form.LOGITS]),)
-        request = Request(config, load_config(config, overrides), verify, exact, profile, output, forms, results)
+        configs = {path: load_config(path, overrides) for path in config}
         check_results_file(results)
+        if len(configs) > 1 and (output or is_launched()):
+            raise ValueError(f"{len(configs)} --config: allowed without --output and on one process; give one")
         if output:
-            graph = request.config.data
-            file = Path(graph.path or Path(graph.root, f"{graph.name}.npz"))
-            inputs = [config, file, nodes_table(file), request.config.model.checkpoint]
-            check_predictions_path(output, forms, inputs)
+            first = configs[config[0]]
+            file = Path(first.data.path or Path(first.data.root, f"{first.data.name}.npz"))
+            check_predictions_path(output, forms, [config[0], file, nodes_table(file), first.model.checkpoint])
         elif save:
             raise ValueError(f"--save {save[0]}: needs --output with a file, such as --output predictions.csv")
         if profile and is_launched():
             raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
-        if profile and (kind := request.config.model.kind) != "graph_transformer":
-            raise ValueError(f"--profile: times the parts of a Graph Transformer, and model.kind is {kind!r}")
-        if is_launched():
-            from parallel.inference import infer_on_ranks  # on use: most runs have one process
+        if profile and (others := {one.model.kind for one in configs.values()} - {"graph_transformer"}):
+            raise ValueError(f"--profile: times the parts of a Graph Transformer, and model.kind is {others.pop()!r}")
+        passed = True
+        for path, one in configs.items():
+            request = Request(path, one, verify, exact, profile, output, forms, results)
+            if is_launched():
+                from parallel.inference import infer_on_ranks  # on use: most runs have one process
 
-            passed = infer_on_ranks(request, kept)
-        else:
-            passed = infer(request, load_source(request.config), kept)
+                passed &= infer_on_ranks(request, kept)
+            else:
+                passed &= infer(request, load_source(one), kept)
     raise typer.Exit(0 if passed else 1)
 
 

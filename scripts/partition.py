@@ -1,11 +1,11 @@
-"""Partition a graph to disk, once, for runs on several GPUs.
+"""Divide a graph into parts, once, ahead of runs on several GPUs, and show their sizes.
 
-    python scripts/partition.py --config configs/infer/cora.yaml --parts 4 [--method contiguous] [--output DIR]
+    python scripts/partition.py --config configs/infer/cora.yaml --parts 4 [--method contiguous]
         [--set section.key=value ...]
 
-The data section of the configuration names the graph. DIR gets a folder for each part; each rank maps its own. The
-default, datasets/parts/NAME-METHOD-PARTS-HASH, is where infer.py and train.py look for it. A stopped run continues; a
-finished partition is left as it is. Exit status: 0; 2 for any error; 130 after Ctrl-C.
+The data section of the configuration names the graph. The part of each row is kept below data.root, in
+parts/NAME-METHOD-PARTS-HASH.npy, where infer.py and train.py look for it. Exit status: 0; 2 for any error; 130 after
+Ctrl-C.
 """
 
 import sys
@@ -20,11 +20,8 @@ from rich.text import Text
 
 from common import cli
 from common.cli import console
-from common.places import check_folder
 from configs import load_config
-from parallel import partition_graph
-from parallel.builder import EDGES_PER_BLOCK
-from parallel.datasets import dataset_source, partition_folder
+from parallel.datasets import divided, load_graph, partition_file
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,30 +33,23 @@ def main(
     overrides: cli.Overrides = None,
     method: Annotated[
         Literal["metis", "contiguous"],
-        typer.Option(help="metis: few edges between parts, needs the graph in memory; contiguous: ranges of rows."),
+        typer.Option(help="metis: few edges between parts; contiguous: ranges of rows."),
     ] = "metis",
-    output: Annotated[Path | None, typer.Option(help="Folder of the partition.")] = None,
-    block: Annotated[int, typer.Option(help="Edges in memory, 40 bytes each.", min=1, max=2**40)] = EDGES_PER_BLOCK,
 ) -> None:
-    """Partition a graph to disk."""
+    """Divide a graph into parts."""
     cli.configure_logging("data")
     with cli.user_errors():
         settings = load_config(config, overrides or [])
-        seed, chosen = settings.runtime.seed, settings.data.model_dump(include={"name", "root", "source", "path"})
-        folder = output or partition_folder(settings.data, seed, method, parts)
-        check_folder("--output", folder)
         console.print(Text(f"loading {settings.data.name}"))
-        source = dataset_source(**chosen, seed=seed)
-        found = partition_graph(
-            source, folder, parts, method, edges_per_block=block, say=lambda text: console.print(Text(text))
-        )
+        loaded, root = load_graph(settings), settings.data.root
+        found = divided(loaded, root, parts, method, lambda text: console.print(Text(text)))[0].partition
     table = Table("part", "rows", "edges", "rows with halo columns", "halo columns", "of all rows")
     for part, (rows, interior, edges) in enumerate(zip(found.rows, found.interior, found.edges, strict=True)):
         halo = sum(found.halo[part])
-        share = f"{halo / max(found.num_nodes, 1):.1%}"
+        share = f"{halo / max(sum(found.rows), 1):.1%}"
         table.add_row(str(part), f"{rows:,}", f"{edges:,}", f"{rows - interior:,}", f"{halo:,}", share)
     console.print(table)
-    console.print(Text(f"partition    {folder}"))
+    console.print(Text(f"partition    {partition_file(loaded, root, parts, method)}"))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,7 @@ from common import cli
 from common.cli import NOT_LOADED, console, errors
 from common.launch import RankError, error_text, is_first_process, is_launched
 from common.places import check_folder
-from common.records import append_rows, check_results_file
+from common.records import Row, append_rows, check_results_file, read_rows
 from configs import TrainConfig, load_config
 from data import LoadedGraph
 from models import CheckpointError
@@ -47,6 +48,7 @@ USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointErro
 # Keys that do not name a run: the data set does, or it may change when a run is continued (`training.checkpoint`).
 NO_OTHER_RUN = ("data.name", "data.path", "data.source", "data.root")
 NO_OTHER_RUN += ("runtime.seed", "training.seeds", "training.checkpoint_seconds")
+OF_RUN = attrgetter("device", "config_sha", "data_sha256", "checkpoint", "variant", "region", "metric", "value")
 INTERRUPTED = 130  # the shell's status for SIGINT
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -93,14 +95,12 @@ def load_and_train(config: TrainConfig, train: Callable[[LoadedGraph, Callable[.
     console.print(Text(f"loading {config.data.name}"))
     if not is_launched():
         return train(data.load(**config.load_arguments()), Trainer)
-    from parallel import ranks, shared_from_first_rank  # on use: most runs have one process
-    from parallel.training import RankTrainer, load_on_ranks
+    from parallel import ranks  # on use: most runs have one process
+    from parallel.datasets import open_part
+    from parallel.training import RankTrainer
 
     with ranks(config.runtime.device) as group:
-        own = load_on_ranks(config, group, lambda text: console.print(Text(text)))
-        if own is None:  # one GPU is faster
-            return shared_from_first_rank(group, lambda: train(data.load(**config.load_arguments()), Trainer))
-        loaded, part = own
+        part, loaded, _ = open_part(config, group, lambda text: console.print(Text(text)))
         return train(loaded, partial(RankTrainer, group, part))
 
 
@@ -135,13 +135,19 @@ def train(
         found[seed] = trainer.result
         if trainer.writes:
             curves.append(learning_curve(trainer))
-            append_rows(results, run_rows(trainer, config_path))
+            append_new(results, run_rows(trainer, config_path))
         console.print(Text(f"weights      {trainer.weights_path}"))
     if trainer.writes:
-        append_rows(results, curve_rows(trainer, curves, config_path))
+        append_new(results, curve_rows(trainer, curves, config_path))
         console.print(report_table(found, trainer.unit))
         cli.print_end("rows", results)
     return True
+
+
+def append_new(results: Path, rows: Sequence[Row]) -> None:
+    """Append the rows that the file lacks: a run that was over before has its rows there."""
+    known = {*map(OF_RUN, read_rows(results))}
+    append_rows(results, [row for row in rows if OF_RUN(row) not in known])
 
 
 def describe(trainer: Trainer) -> None:
@@ -169,8 +175,8 @@ def follow(trainer: Trainer) -> None:
     name = METRICS[trainer.task.metric]
     start = shown = time.monotonic()
     waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
-    with cli.progress(epochs, before, "epoch ") as advance:
-        for record in trainer.run():
+    with cli.progress(epochs, before, "epoch ") as advance, closing(trainer.run()) as records:
+        for record in records:
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"

@@ -9,7 +9,11 @@ import pytest
 import yaml
 from bench_runs import CPU, context
 from kernel_rows import row
+from scripts_as_modules import load_script
+from torch import Tensor
+from typer.testing import CliRunner
 
+import data
 from baselines import REGISTRY
 from configs import load_config
 from configs.bench import BenchConfig
@@ -56,6 +60,22 @@ def test_python_blocks_run(page, monkeypatch, tmp_path):
     run_blocks(page)
 
 
+def test_the_ten_blocks_of_the_dgl_page_learn_and_its_file_trains(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks("docs/dgl.md")
+    losses = [loss.item() for loss in names["losses"]]
+    assert min(losses[-5:]) < 0.8 * losses[0]
+    (command,) = blocks("docs/dgl.md", "console")
+    words = command.replace("configs/", f"{ROOT}/configs/").split()[3:]
+    small = "runtime.device=cpu", "training.epochs=3", "model.dim=8"
+    more = [*(word for one in small for word in ("--set", one)), "--output", "run", "--results", "rows.csv"]
+    done = CliRunner().invoke(load_script("train").app, [*words, *more])
+    assert done.exit_code == 0, done.output
+    read = data.load("mine", path="mine.npz").graph
+    of_page, of_file = (set(zip(*map(Tensor.tolist, each.edges()), strict=True)) for each in (names["graph"], read))
+    assert of_file == of_page  # the loader merges repeated edges
+
+
 def test_the_benchmark_of_the_page_measures(tmp_path):
     page = "docs/add/benchmark.md"
     made, (text,) = run_blocks(page), blocks(page, "yaml")
@@ -79,8 +99,8 @@ def test_the_figure_and_the_table_of_the_page_are_made(monkeypatch):
     monkeypatch.setattr(figures, "FIGURES", {})
     monkeypatch.setattr(tables, "TABLES", {})
     run_blocks("docs/add/figure.md")
-    data = Data(frame([row("cora", "fused3s", 2.0, dim=64), row("cora", "pyg", 3.0, dim=64)]))
-    ((file, figure),) = figures.draw(data, "my-times", {"dim": 64})
+    rows = Data(frame([row("cora", "fused3s", 2.0, dim=64), row("cora", "pyg", 3.0, dim=64)]))
+    ((file, figure),) = figures.draw(rows, "my-times", {"dim": 64})
     assert file == "my-times_nvidia-h200_d64"
     assert [bar.get_height() for bars in figure.axes[0].containers for bar in bars] == [3.0, 2.0]
-    assert "| d = 64 | 1.50 (1) / 1.50 (1) |" in tables.render(data, "over-pyg")
+    assert "| d = 64 | 1.50 (1) / 1.50 (1) |" in tables.render(rows, "over-pyg")

@@ -1,9 +1,10 @@
 """The training loop."""
 
+import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -36,7 +37,9 @@ from training.setup import make_task, plan_for_training, resolve_precision, room
 from training.step import CapturedStep, Step
 from training.tasks import Task
 
+INITIAL_SHARE = 0.05  # of the initial weights in the average at the end of a run, above which there is a warning
 LAST, BEST = "last.pt", "best.safetensors"
+logger = logging.getLogger(__name__)
 Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
 
 
@@ -128,16 +131,27 @@ class Trainer:
         options = config.training.clip_norm, loss, config.training.ema
         self.step = self._make_step(model, working, forward, optimiser, *options)
         self.identity = identity(config, loaded.meta, seed)
+        self._warn_of_a_slow_average()
         self.best: Best | None = None
-        self.done, finished = 0, False
+        self.done = 0
         torch.manual_seed(seed)  # makes dropout of the first epoch independent of earlier draws
         if self._found:
-            self.best, self.done, finished = load_state(state, self.step, self.identity)
-        self.kept, self.finished = self.done, finished
+            self.best, self.done = load_state(state, self.step, self.identity)
+        self.kept, self.finished = self.done, self._is_over()
         self.runner: Runner
-        self.runner, self.graph_reason = (self.step, "the run is over") if finished else self._captured()
+        self.runner, self.graph_reason = (self.step, "the run is over") if self.finished else self._captured()
         self.stop = False
         self.result: TrainResult | None = None
+
+    def _warn_of_a_slow_average(self) -> None:
+        """An average begins with the initial weights, whose share after n steps is ema**n."""
+        ema, steps = self.config.training.ema, self.config.training.epochs * self.task.steps
+        if (share := ema**steps) > INITIAL_SHARE:
+            logger.warning(
+                "training.ema = %s: after all %s steps the averaged weights are still to %.0f%% the initial ones; take "
+                "at most %.3g, or more epochs",
+                *(ema, f"{steps:,}", 100 * share, INITIAL_SHARE ** (1 / steps)),
+            )
 
     @property
     def captured(self) -> bool:
@@ -171,7 +185,7 @@ class Trainer:
         start, seconds = time.perf_counter(), []
         with ExitStack() as opened:
             log = self._open_log(opened) if self.writes else None
-            for record in self._epochs(log):
+            for record in opened.enter_context(closing(self._epochs(log))):
                 seconds.append(record.seconds)
                 yield record
             if self.finished:
@@ -204,10 +218,14 @@ class Trainer:
                 if self.finished or time.monotonic() - saved >= training.checkpoint_seconds:
                     self._save(log)
                     saved = time.monotonic()
-            yield record
-            if self._is_stopped():  # maybe only since the record was made
-                if log and self.kept < self.done:
+            is_stopped = True
+            try:
+                yield record  # an error or Ctrl-C while it is reported closes this generator
+                is_stopped = self._is_stopped()  # maybe only since the record was made
+            finally:
+                if is_stopped and log and self.kept < self.done:
                     self._save(log)
+            if is_stopped:
                 return
 
     def _is_stopped(self) -> bool:
@@ -257,7 +275,7 @@ class Trainer:
 
     def _save(self, log: TrainingLog) -> None:
         log.flush()
-        save_state(self.folder / LAST, self.step, self.best, self.done, self.finished, self.identity)
+        save_state(self.folder / LAST, self.step, self.best, self.done, self.identity)
         self.kept = self.done
         self._export(None)
 

@@ -38,20 +38,20 @@ def run_rows(trainer: Trainer, config_path: Path) -> list[Row]:
     ]
 
 
-def learning_curve(trainer: Trainer) -> list[float]:
-    """The metric of a finished run on the validation split after each epoch."""
-    return pd.read_csv(trainer.folder / LOG)["valid_metric"].tolist()
+def learning_curve(trainer: Trainer) -> pd.Series:
+    """The metric of a finished run on the validation split, by epoch; after a log was moved away without the first."""
+    return pd.read_csv(trainer.folder / LOG, index_col="epoch")["valid_metric"]
 
 
-def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Path) -> list[Row]:
-    """Up to CURVE_POINTS epochs, the first and the last among them, of the learning curves of several seeds, of which
-    `trainer` ran one; a run that stopped early counts with its last value. metrics.csv has all epochs."""
+def curve_rows(trainer: Trainer, curves: Sequence[pd.Series], config_path: Path) -> list[Row]:
+    """Up to CURVE_POINTS epochs, from the first that all have to the last, of the learning curves of several seeds, of
+    which `trainer` ran one; a run that stopped early counts with its last value. metrics.csv has all epochs."""
     about = {"metric": f"valid_{trainer.result.metric}", "unit": trainer.unit or "1"}
     shared = _columns(trainer, config_path) | {"variant": f"{len(curves)} seeds"} | about
     rows = []
-    epochs = max(map(len, curves))
-    for epoch in np.linspace(1, epochs, min(epochs, CURVE_POINTS)).round().astype(int):
-        spread = Spread.of([curve[min(epoch, len(curve)) - 1] for curve in curves])
+    first, last = max(curve.index[0] for curve in curves), max(curve.index[-1] for curve in curves)
+    for epoch in np.linspace(first, last, min(last - first + 1, CURVE_POINTS)).round().astype(int):
+        spread = Spread.of([curve[min(epoch, curve.index[-1])] for curve in curves])
         rows.append(Row(**shared, region=f"epoch {epoch}", **spread.columns()))
     return rows
 
@@ -59,6 +59,7 @@ def curve_rows(trainer: Trainer, curves: Sequence[list[float]], config_path: Pat
 def _columns(trainer: Trainer, config_path: Path) -> dict[str, Any]:
     return run_columns(
         *("train", config_path, trainer.config, trainer.meta, trainer.device),
+        config_sha=trainer.config.recipe_sha(),
         dtype=dtype_name(trainer.precision),
         backend=trainer.backend,
         dense=trainer.dense,

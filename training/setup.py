@@ -15,14 +15,14 @@ from training.samples import SampledNodesTask
 from training.tasks import PARTS, GraphsTask, NodesOfGraphsTask, NodesTask, Plan, Task
 
 
-def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainConfig) -> Task:
-    """The task of a data set; `plan` makes the attention of a graph.
+def checked_labels(loaded: LoadedGraph) -> tuple[torch.Tensor, str]:
+    """`labels_of` a data set that has known ones in all splits.
 
     Raises:
-        ValueError: labels or splits are missing, or the task is not implemented.
+        ValueError: labels or splits are missing.
     """
-    meta, batch_size, training = loaded.meta, config.data.batch_size, config.training
     labels, metric = labels_of(loaded)
+    meta = loaded.meta
     if loaded.splits is None:
         raise ValueError(
             f"{meta.name}: has no training, validation and test split ({meta.source}: {meta.origin}); an .npz file of "
@@ -34,6 +34,17 @@ def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainC
         chosen = labels[loaded.splits[part]]
         if not (~chosen.isnan() if chosen.is_floating_point() else chosen >= 0).any():
             raise ValueError(f"{meta.name}: no label of the {part} split is known; each split needs at least one")
+    return labels, metric
+
+
+def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainConfig) -> Task:
+    """The task of a data set; `plan` makes the attention of a graph.
+
+    Raises:
+        ValueError: labels or splits are missing, or the task is not implemented.
+    """
+    meta, batch_size, training = loaded.meta, config.data.batch_size, config.training
+    labels, metric = checked_labels(loaded)
     if training.sampler == "neighbor":
         if meta.task == "graph" or meta.num_graphs > 1:
             raise ValueError(

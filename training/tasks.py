@@ -73,7 +73,10 @@ class NodesTask:
         self.labels = labels.to(device)
         targets = torch.full_like(self.labels, UNKNOWN)
         targets[self.ids["train"]] = self.labels[self.ids["train"]]
-        self.whole = Batch(model.prepare(loaded.graph, plan(loaded.graph)), targets)
+        self.whole = Batch(self._prepared(loaded), targets)
+
+    def _prepared(self, loaded: LoadedGraph) -> GraphInputs:
+        return self.model.prepare(loaded.graph, self.plan(loaded.graph))
 
     @property
     def static(self) -> Batch | None:

@@ -25,7 +25,7 @@
 #include "ptx/mma.cuh"
 #include "rows.cuh"
 
-constexpr int kWarps = 4;  // of a block
+constexpr int kWarps = 4;  // per block
 constexpr int kRows = 8;
 constexpr int kKeys = 16;  // columns of a TCB
 constexpr int kTcbSize = kRows * kKeys;

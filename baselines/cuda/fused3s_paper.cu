@@ -351,7 +351,7 @@ struct Tuning {
   static constexpr int kValuePairs = kIsWide || !kPermuted || kEdgeParallel ? 1 : 4;  // pairs of TCBs, their V
   static constexpr bool kUnrolled = kIsWide && !kPermuted;  // the loop over TCBs of SpMM
   static constexpr int kBlocks = kIsWide ? 2 : 1;           // 16-column blocks of O that a warp has at a time
-  static constexpr int kResidentWarps = kIsWide && (!kPermuted || kEdgeParallel) ? 24 : 32;  // of an SM
+  static constexpr int kResidentWarps = kIsWide && (!kPermuted || kEdgeParallel) ? 24 : 32;  // per SM
 };
 
 template <Element kIn, Element kOut, int kDim, int kWarps, bool kReordered, bool kPermuted, bool kSplitRows,

@@ -28,7 +28,7 @@ from data.sources.base import OfficialSource, Remote
 from data.synthetic.random import random_bits, shuffled
 
 LEAST, MOST = 5, 34  # nodes of a block
-STREAMS = 4  # of random numbers for each graph
+STREAMS = 4  # random-number streams per graph
 SIZES, EDGES, FEATURES, ORDER = range(4)
 
 

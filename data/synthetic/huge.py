@@ -25,8 +25,8 @@ from data.synthetic.random import random_bits_at
 
 CHUNK_EDGES = {"numpy": 1 << 20, "cupy": 1 << 24}  # in the caches of a CPU; enough for a whole GPU
 BYTES_PER_CHUNK_EDGE = 96  # at most ten int64 arrays at a time, and some bool ones
-MAX_ROUNDS = 1000  # of redrawing repeated edges; three or four are enough for sparse graphs
-SHARE_BITS = 16  # of a random number: whether the edge is local
+MAX_ROUNDS = 1000  # of redrawing repeated edges: sparse graphs need three or four
+SHARE_BITS = 16  # bits of a random number that decide whether the edge is local
 
 
 @dataclass(frozen=True)

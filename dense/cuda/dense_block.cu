@@ -142,9 +142,9 @@ struct Params {
   u16* sum1;           // [num_rows][kDim]  h + attn_out Wout^T + bout
   u16* sum2;           // [num_rows][kDim]  h1 + hidden Wdown^T + bdown
   float2* statistics;  // [2][num_rows]  mean and 1 / standard deviation of the rows of sum1 and of sum2
-  DropoutParams dropout;  // of hidden units; threshold 0: no dropout
+  DropoutParams dropout;  // for hidden units; threshold 0: no dropout
   int num_rows;
-  float eps;  // of both norms
+  float eps;  // for both norms
 };
 
 template <Element kElement, typename Traits, bool kKeep>
@@ -157,13 +157,13 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
   static constexpr int kDim = Traits::kDim;
   static constexpr int kSlice = Traits::kSlice;
   static constexpr bool kSharedH1 = Traits::kSharedH1;
-  static constexpr int kSlicesInFlight = kSharedH1 ? 1 : 2;  // of the FFN
+  static constexpr int kSlicesInFlight = kSharedH1 ? 1 : 2;  // in the FFN
   using Vectors = VectorOffsets<kDim>;
 
   const Params& p;
   const u32 smem_h1;
   const u32 lane_attn_out;  // offset of the lane's first 16 bytes of attn_out in smem_h1
-  Loaded<kDim> loaded_attn_out, loaded_h;  // of the next rows
+  Loaded<kDim> loaded_attn_out, loaded_h;  // the next rows
 
   __device__ __forceinline__ ForwardConsumer(const Params& p, unsigned char* smem_bytes, int warpgroup)
       : Base(p.num_rows, smem_bytes, warpgroup),
@@ -184,7 +184,7 @@ struct ForwardConsumer : DenseConsumer<kElement, Traits> {
 
   // kSharedH1: address of 16 bytes of the lane's attn_out, which lie among the h1 rows of its warp.
   __device__ __forceinline__ u32 smem_attn_out(int chunk) const {
-    constexpr int kChunks = Traits::kH1Panel_bytes / 16 / kWarpgroupSize;  // of a lane in a panel
+    constexpr int kChunks = Traits::kH1Panel_bytes / 16 / kWarpgroupSize;  // per lane in a panel
     return opaque(smem_h1) + lane_attn_out + chunk / kChunks * Traits::kH1Panel_bytes +
            chunk % kChunks * (16 * kWarpSize);
   }

@@ -112,7 +112,7 @@ struct BackwardConsumer : DenseConsumer<kElement, Traits> {
   const Params& p;
   float* const block_sums;  // [warps][8 * kDim], in shared memory
   float* const warp_sums;
-  Loaded<kDim> loaded_grad;  // of the next rows
+  Loaded<kDim> loaded_grad;  // the next rows
   Loaded<kSlice> loaded_qkv[kAhead ? kAhead : 1];
 
   __device__ __forceinline__ BackwardConsumer(const Params& p, unsigned char* smem_bytes, int warpgroup)

@@ -29,7 +29,7 @@ template <int kK>
 struct PanelLayout {
   static_assert(kK == 64 || kK == 32 || kK == 16, "the swizzles of wgmma");
   static constexpr int kRow_bytes = 2 * kK;
-  static constexpr int kChunks = kRow_bytes / 16;  // of a row
+  static constexpr int kChunks = kRow_bytes / 16;  // per row
   static constexpr int kSteps = kK / kTileK;       // k-steps of a wgmma
   static constexpr u32 kSwizzle = kK == 64 ? 1 : kK == 32 ? 2 : 3;
 
@@ -44,7 +44,7 @@ struct PanelLayout {
   }
 };
 
-constexpr int kProducerRegisters = 24;  // of a thread
+constexpr int kProducerRegisters = 24;  // per thread
 
 // Compile-time layout of an instance: three successive products, named by dense_block.cu and dense_block_backward.cu.
 // DenseLayout in dense/weights.py computes the same tiles and bytes.
@@ -86,7 +86,7 @@ struct DenseBlockTraits {
   static constexpr int kBuffers = kResident + kStages;
   static constexpr int kStreamed = kTiles - kResident;
   static constexpr int kRing = kStages ? kStages : 1;  // a divisor
-  static constexpr int kLaps = kStreamed / kRing;      // of the ring in a round
+  static constexpr int kLaps = kStreamed / kRing;      // of the ring per round
   static __device__ constexpr int streamed_before(int tile) { return tile * kStreamed / kTiles; }
   static __device__ constexpr bool is_streamed(int tile) { return streamed_before(tile + 1) > streamed_before(tile); }
   static __device__ constexpr int buffer(int tile) {
@@ -106,13 +106,13 @@ struct DenseBlockTraits {
     return most;
   }
 
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;  // of a thread
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;  // per thread
   static_assert((kProducerRegisters + kConsumers * kConsumerRegisters) * kWarpgroupSize <= 65536, "registers of an SM");
 
   // Shared memory, offsets in bytes.
   static constexpr u32 kTile_bytes = 2 * kDim * kSlice;
   static constexpr u32 kH1Panel_bytes = kWarpgroupM * Panel::kRow_bytes;
-  static constexpr u32 kH1_bytes = kSharedH1 ? 2 * kDim * kWarpgroupM : 0;  // of a consumer
+  static constexpr u32 kH1_bytes = kSharedH1 ? 2 * kDim * kWarpgroupM : 0;  // per consumer
   static constexpr u32 kH1 = kBuffers * kTile_bytes;
   static constexpr u32 kVectors = kH1 + kConsumers * kH1_bytes;
   static constexpr int kVectorFloats = kVectors_ * kDim, kSumFloats = kSums_ * kDim;

@@ -113,7 +113,7 @@ template <Element kElement, int kColumns>
 __global__ void __launch_bounds__(kThreads) residual_norm_backward(const __grid_constant__ NormGradientParams p) {
   using Lanes = RowLanes<kColumns>;
   constexpr int kOfLane = Lanes::kOfLane, kRows = kOfLane == 1 ? kNormBatch : 1;
-  float sums[3][kOfLane][kChunk] = {};  // of the weight, the bias and dS
+  float sums[3][kOfLane][kChunk] = {};  // for the weight, the bias and dS
   float weight[kOfLane][kChunk];
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();

@@ -52,14 +52,22 @@ class Fused3SBackend(CudaBackend):
         _compile(plan.arrays, device, inputs)
         return plan
 
-    def make_room(self, shape: tuple[int, int], num_edges: int, device: torch.device, inputs: InputSpec) -> Fused3SPlan:
-        """The plan of no edges, in memory with room for `num_edges` edges."""
+    def make_room(
+        self,
+        shape: tuple[int, int],
+        num_edges: int,
+        device: torch.device,
+        inputs: InputSpec,
+        memory: torch.Tensor | None = None,
+    ) -> Fused3SPlan:
+        """The plan of no edges, in memory with room for `num_edges` edges; or the plan that is in the given memory."""
         check_size(shape, num_edges, inputs.backward)
         forward = partial(forward_schedule, gpu_limits(device), inputs, device.index)
-        memory, arrays = make_room(GraphSize(*shape, num_edges), device, inputs, forward)
+        plan, arrays = make_room(GraphSize(*shape, num_edges), device, inputs, forward, memory)
         _compile(arrays, device, inputs)
-        memory.fill(EdgeSource(torch.empty((2, 0), dtype=torch.int64, device=device)))
-        return Fused3SPlan(arrays, memory)
+        if memory is None:
+            plan.fill(EdgeSource(torch.empty((2, 0), dtype=torch.int64, device=device)))
+        return Fused3SPlan(arrays, plan)
 
     def settled(self, data: Fused3SPlan) -> Fused3SPlan:
         return data.settled()

@@ -71,7 +71,7 @@ class Fused3SData:
     has_room: bool = False
 
     def new_of_edges(self, like: torch.Tensor, columns: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. In a PlanRoom it is
-        zeroed: kernels skip the rows after the last edge, whose gradients are added to that of edge 0."""
+        """Memory [nnz, *columns] on `like`'s device for what a kernel writes for each edge. In a PlanRoom it is zeroed:
+        kernels skip the rows after the last edge, and the gradient of those rows is added to edge 0."""
         new = like.new_zeros if self.has_room else like.new_empty
         return new((self.indices.numel(), *columns), dtype=dtype)

@@ -22,9 +22,9 @@ from .tuning import COMPACTED_EDGES, CUT_PASSES
 class Fused3SPlan:
     """The plan of one graph, for calls from any thread and on any stream.
 
-    Planning kernels fill arrays of upper-bound sizes, and the host does not wait for them. Later calls look whether the
-    GPU is done. They then raise an error for ids out of range; from the CUT_PASSES-th forward pass on they use arrays
-    of exact sizes. (For a plan that is used in one step, cutting the arrays would cost more than it saves.)
+    Planning kernels fill arrays of upper-bound sizes, and the host does not wait for them. Later calls check whether
+    the GPU is done. If it is, they raise an error for ids out of range, and from the CUT_PASSES-th forward pass on they
+    use arrays of exact sizes. (A plan of a single step would not gain back the cost of cutting them.)
 
     It holds no tensor object of the caller: caches of plans are keyed by the caller's tensors, weakly.
 

@@ -3,7 +3,8 @@ DGL's sparse graph transformer.
 
     from fused3s.nn import TransformerConv   # in place of `from torch_geometric.nn import TransformerConv`
 
-Where PyG is installed, its four layers are `torch_geometric.nn.MessagePassing`; it is not needed otherwise.
+Where PyG is installed, its four layers are `torch_geometric.nn.MessagePassing`; it is not needed otherwise. The layers
+of `dgl.nn` are in `fused3s.nn.dgl`.
 """
 
 from .agnn import AGNNConv

@@ -62,33 +62,42 @@ class AGNNConv(Layer):
             RuntimeError: a gradient is needed, and the backend has no backward pass.
         """
         check_matrix("x", x)
-        edge_index = with_memory(edge_index)
-        unit = F.normalize(x, dim=1, eps=max(1e-12, torch.finfo(x.dtype).tiny))  # PyG's 1e-12 is 0 in float16
-        query, key, value = (each[:, None] for each in ((self.beta * unit).to(x.dtype), unit, x))
+        return self.attend(x, x, with_memory(edge_index))
+
+    def attend(self, source: Tensor, target: Tensor, edge_index: Tensor | AttentionPlan) -> Tensor:
+        """[targets, F] for sources [sources, F] and targets [targets, F]; self-loops only if they are one tensor."""
+        unit = _unit_rows(source)
+        of_target = unit if target is source else _unit_rows(target)
+        query, key, value = (each[:, None] for each in ((self.beta * of_target).to(target.dtype), unit, source))
         return self._attend(query, key, value, edge_index)[:, 0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, edge_index: Tensor | AttentionPlan) -> Tensor:
-        """[N, 1, F]."""
-        plan, num_nodes = edge_index, query.shape[0]
+        """[targets, 1, F]."""
+        plan, shape = edge_index, (query.shape[0], key.shape[0])
+        recorded = key if key.requires_grad else query
         if not isinstance(plan, AttentionPlan):
-            check_graph(edge_index, (num_nodes, num_nodes))
+            check_graph(edge_index, shape)
             if is_traced(query):
-                num_loops = num_nodes if self.add_self_loops else NO_LOOPS
+                num_loops = shape[0] if self.add_self_loops else NO_LOOPS
                 options = {"backend": self.backend, "cache": self.cache, "scale": 1.0}
                 return attend_edges(query, key, value, edge_index, num_loops=num_loops, **options)
             if self.add_self_loops:
-                edge_index = edges_with_self_loops(edge_index, num_nodes, cache=self.cache, allows_padding=True)
+                edge_index = edges_with_self_loops(edge_index, shape[0], cache=self.cache, allows_padding=True)
             plan = plan_edge_index(
                 edge_index,
-                (num_nodes, num_nodes),
+                shape,
                 backend=self.backend,
                 dtype=input_type(query.dtype, query.device.type),
                 head_dim=query.shape[2],
                 num_heads=1,
-                backward=torch.is_grad_enabled() and query.requires_grad,
+                backward=torch.is_grad_enabled() and recorded.requires_grad,
                 cache=self.cache,
                 has_loops=self.add_self_loops,
             )
         out = plan(query, key, value, scale=1.0)
-        require_gradients(out, query, plan.backend)
+        require_gradients(out, recorded, plan.backend)
         return out
+
+
+def _unit_rows(x: Tensor) -> Tensor:
+    return F.normalize(x, dim=1, eps=max(1e-12, torch.finfo(x.dtype).tiny))  # PyG's 1e-12 is 0 in float16

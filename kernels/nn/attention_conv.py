@@ -22,7 +22,7 @@ _warned: set[str] = set()  # reasons, one for each kind of layer and edge_dim; o
 
 
 class AttentionConv(Layer):
-    """A layer with the arguments that `keep` keeps, and the module `lin_edge` or None. GATConv and GATv2Conv also have
+    """A layer with the attributes that `keep` sets, and the module `lin_edge` or None. GATConv and GATv2Conv also have
     the attributes add_self_loops and fill_value, and the parameter `bias` or None."""
 
     add_self_loops = False
@@ -38,8 +38,8 @@ class AttentionConv(Layer):
         backend: str,
         cache: bool,
     ) -> tuple[int, int, int, int]:
-        """Check the arguments that all layers have and make them attributes; the columns of sources, of targets, of all
-        heads, and of the output.
+        """Check the arguments that all layers share and set them as attributes. Returns the columns of sources, of
+        targets, of all heads, and of the output.
 
         Raises:
             TypeError, ValueError: an argument is wrong.
@@ -59,13 +59,13 @@ class AttentionConv(Layer):
     def plan(
         self, edge_index: Tensor, num_nodes: int | tuple[int, int], *, backward: bool | None = None
     ) -> AttentionPlan:
-        """The plan of an edge_index, with the self-loops if the layer adds them, to pass to `forward` in its place; for
-        the weights' type, or that of autocast. A CUDA graph can capture a call with a plan.
+        """The plan of an edge_index, to pass to `forward` in its place; with self-loops if the layer adds them, for the
+        type of the weights or of autocast. A CUDA graph can capture a call with a plan.
 
         Args:
             edge_index: as in `forward`.
             num_nodes: N, or (number of sources, number of targets).
-            backward: also build the arrays of the backward pass. None: if a call now would record gradients.
+            backward: also build the arrays of the backward pass; None: if a call would record gradients now.
 
         Raises:
             TypeError, ValueError: see `fused3s.nn.cached.planned_edges.plan_edge_index`.
@@ -130,7 +130,7 @@ class AttentionConv(Layer):
         return edges, features
 
     def as_weights(self, features: Tensor) -> Tensor:
-        """Edge features of another type, such as numbers of bond types, in that of the weights of lin_edge."""
+        """Edge features converted to the type of lin_edge's weights, if they have another one, such as bond types."""
         dtypes = (each.dtype for each in self.lin_edge.parameters() if each.is_floating_point())
         return features.to(next(dtypes, features.dtype))
 
@@ -227,10 +227,10 @@ def ends_of(x: Tensor | tuple[Tensor, Tensor | None], needs_targets: bool = True
 
 
 def two_sizes(name: str, sizes: int | tuple[int, int]) -> tuple[int, int]:
-    """Numbers of sources and of targets; one number is that of both.
+    """Numbers of sources and of targets; one number stands for both.
 
     Raises:
-        ValueError: these are no such numbers.
+        ValueError: they are no non-negative integers.
     """
     both = (sizes, sizes) if isinstance(sizes, int) else sizes
     if not isinstance(both, (tuple, list)) or [type(each) for each in both] != [int, int] or min(both) < 0:

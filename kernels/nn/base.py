@@ -19,8 +19,8 @@ STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_upd
 
 
 class Layer(MessagePassing):
-    """A layer without messages: `propagate` is never called, so that methods of message passing in a subclass, an
-    explainer's edge mask or a hook of messages would silently count for nothing. They get an error."""
+    """A layer without messages: `propagate` is never called. Message-passing methods of a subclass, an explainer's edge
+    mask and message hooks would silently have no effect, so they raise an error."""
 
     _alpha = None  # as in PyG's attention layers, outside of a call
 

@@ -1,11 +1,11 @@
 """Drop-in replacement for `torch_geometric.nn.GATConv` (Velickovic et al. 2018, "Graph Attention Networks"): same
-arguments, same state dict, same numbers.
+arguments, same state dict, same results.
 
     conv = GATConv(64, 16, heads=8)          # in place of GATConv(64, 16, heads=8)
     out = conv(x, edge_index)
 
-The score of an edge is a function of a number of its target and one of its source, a `fused3s.ScoreTerm`: no query and
-no key is gathered, and no tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
+The score of an edge depends on one number of its target and one of its source (a `fused3s.ScoreTerm`), so the kernel
+gathers neither queries nor keys, and no tensor [E, H, C] is materialised. PyTorch Geometric is not needed.
 """
 
 from contextlib import nullcontext
@@ -29,7 +29,7 @@ class GATConv(AttentionConv):
     """GATConv with fused sparse attention.
 
     Args:
-        in_channels: columns of x, or (columns of sources, columns of targets); -1: the first call tells.
+        in_channels: columns of x, or (columns of sources, columns of targets); -1: set by the first call.
         out_channels: C, columns of a head.
         heads: H, number of heads.
         concat: True: H C output columns; False: the mean of the heads, C columns.
@@ -110,11 +110,12 @@ class GATConv(AttentionConv):
         """Compute the features of the targets.
 
         Args:
-            x: [N, F], or ([sources, F], [targets, F']); targets of None take part in no score, and `size` counts them.
+            x: [N, F], or ([sources, F], [targets, F']); targets may be None: they then take part in no score, and
+                `size` gives their number.
             edge_index: [2, E] int32 or int64, sources and targets; or a torch.sparse tensor [targets, sources]; or
                 `plan(...)` of one. Plans are cached per tensor, see `TransformerConv.forward`.
             edge_attr: [E, edge_dim], or [E] for one column; ignored, as in PyG, by a layer with edge_dim=None.
-            size: (sources, targets), where the features do not tell it.
+            size: (sources, targets), if the features do not give it.
             return_attention_weights: True: also return (edge_index, weights [E, H]), with the self-loops.
 
         Returns:
@@ -123,7 +124,7 @@ class GATConv(AttentionConv):
         Raises:
             TypeError, ValueError: an argument is wrong.
             RuntimeError: a gradient is needed, and the backend has no backward pass.
-            CaptureError: a CUDA graph is captured, and self-loops of a new edge_index would be waited for.
+            CaptureError: in a capture the host would have to wait for the self-loops of a new edge_index.
         """
         source, target = ends_of(x, needs_targets=False)
         edge_index, edge_attr = self.given(edge_index, edge_attr)
@@ -143,7 +144,7 @@ class GATConv(AttentionConv):
             edge_scores = self._edge_scores(features)
         if not (return_attention_weights or target is None):
             joint = joint_parameters((source, target), self._projections())
-            if joint is not None and len(joint[1]) == 2:  # weights alone: layers of the user's may have biases
+            if joint is not None and len(joint[1]) == 2:  # only weights: the user's layers may have biases
                 out = self._attend_as_node(source, target, *joint, edge_scores, (graph, edges), self.joint_bias(root))
                 return out if out.dim() == 2 else self.finish(out, root)
         values, *scores = *self._values_and_scores(source, target), edge_scores
@@ -179,8 +180,8 @@ class GATConv(AttentionConv):
         graphs: tuple[Tensor | AttentionPlan, Tensor | AttentionPlan],
         bias: Tensor | None,
     ) -> Tensor:
-        """[targets, H C] with a bias, else [targets, H, C]; as one autograd node where the backend has a backward pass
-        of its own, else [targets, H, C] without the bias.
+        """[targets, H C] with a bias, else [targets, H, C]; as one autograd node if the backend has a backward pass,
+        else [targets, H, C] without the bias.
 
         Args:
             dtype, weights: from `joint_parameters`.

@@ -1,5 +1,5 @@
 """Drop-in replacement for `torch_geometric.nn.GATv2Conv` (Brody et al. 2022, "How Attentive are Graph Attention
-Networks?"): same arguments, same state dict, same numbers.
+Networks?"): same arguments, same state dict, same results.
 
     conv = GATv2Conv(64, 16, heads=8)          # in place of GATv2Conv(64, 16, heads=8)
     out = conv(x, edge_index)
@@ -172,11 +172,11 @@ class GATv2Conv(JointModule, AttentionConv):
         graphs: tuple[Tensor | AttentionPlan, Tensor | AttentionPlan],
         bias: Tensor | None,
     ) -> Tensor:
-        """[targets, H C] with a bias, else [targets, H, C]; as one autograd node where the backend has a backward pass
-        of its own, else [targets, H, C] without the bias.
+        """[targets, H C] with a bias, else [targets, H, C]; as one autograd node if the backend has a backward pass,
+        else [targets, H, C] without the bias.
 
         Args:
-            inputs: x, or those of the targets and of the sources.
+            inputs: x, or (x of the targets, x of the sources).
             dtype, parameters: from `joint_parameters`.
             graphs: the caller's edge_index or plan, and its edges with self-loops.
         """

@@ -1,4 +1,4 @@
-"""Linear layers whose number of input columns the first call tells, as those of PyG for in_channels=-1."""
+"""Linear layers that take their number of input columns from the first call, as PyG's do for in_channels=-1."""
 
 import math
 
@@ -14,7 +14,7 @@ def glorot_(parameter: Tensor) -> None:
 
 
 def reset_glorot(layer: nn.Linear) -> None:
-    """Draw weight and bias of a layer as PyG's GAT layers do, unless it is lazy and no call has told its columns."""
+    """Draw weight and bias of a layer as PyG's GAT layers do, unless it is lazy and was not called yet."""
     if is_lazy(layer.weight) or not layer.in_features:
         return
     glorot_(layer.weight)
@@ -24,7 +24,7 @@ def reset_glorot(layer: nn.Linear) -> None:
 
 
 class LazyLinear(nn.LazyLinear):
-    """`nn.LazyLinear` whose bias exists from the start, as PyG's: each can load the state dict of the other."""
+    """`nn.LazyLinear` whose bias exists from the start, as in PyG: either can load the other's state dict."""
 
     def __init__(self, out_columns: int, bias: bool) -> None:
         super().__init__(out_columns, bias=False)

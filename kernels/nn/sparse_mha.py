@@ -2,8 +2,7 @@
 parameters, same numbers.
 
     mha = SparseMHA(hidden_size=80, num_heads=8)
-    plan = mha.plan(A)    # A: the example's sparse matrix, or a DGLGraph; once, for all layers
-    h = mha(plan, h)
+    h = mha(A, h)    # A: the example's sparse matrix, or a DGLGraph
 
 The example has heads last: column c * num_heads + h of a projection is column c of head h. Each call permutes the rows
 of the three joined weights to heads first, so that the columns of a head are contiguous. That moves [3 D, D] numbers
@@ -17,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import AttentionPlan, plan_attention, split_qkv
+from .. import AttentionPlan, split_qkv
 from ..arguments import MOST_COLUMNS, check_integer
-from ..graph.csr import MAX_DIM, is_dgl_graph
+from ..graph.csr import MAX_DIM
 from ..torch_side.autocast import input_type
-from .cached.planned_edges import require_gradients
+from .cached.dgl_edges import edges_of_dgl, factors_of
+from .cached.planned_edges import plan_edge_index, require_gradients
 from .joint.parameters import plain_parameters
 
 
@@ -54,7 +54,7 @@ class SparseMHA(nn.Module):
         self.out_proj = nn.Linear(hidden_size, hidden_size)
 
     def plan(self, graph: Any) -> AttentionPlan:
-        """Plan a graph once, for many calls of `forward`.
+        """The plan of a graph, which is kept with the graph and shared by all layers.
 
         Args:
             graph: a `dgl.sparse.SparseMatrix` (rows are queries) or a DGLGraph (destinations are queries). The rows of
@@ -66,26 +66,17 @@ class SparseMHA(nn.Module):
             ValueError: a value of the matrix is not 1. The example multiplies them to the scores; the check waits for a
                 GPU.
         """
-        if is_dgl_graph(graph):
-            (col, row), shape = graph.edges(), (graph.num_dst_nodes(), graph.num_src_nodes())
-        elif type(graph).__name__ == "SparseMatrix":
-            (row, col), shape = graph.coo(), tuple(graph.shape)
-            if bool((graph.val != 1).any()):
-                raise ValueError(
-                    "graph: its matrix has values other than 1, which the example multiplies to the scores; plan its "
-                    "edges with plan_attention(..., edge_data=True), and give the values as EdgeData(multiplier=...)"
-                )
-        else:
-            raise TypeError(
-                f"graph: got {type(graph).__name__}; allowed are an AttentionPlan, a dgl.sparse.SparseMatrix and a "
-                "DGLGraph (for any other graph: fused3s.plan_attention)"
-            )
         weight = self.q_proj.weight
-        return plan_attention(
-            torch.stack([col, row]),
-            shape=shape,
+        edges = edges_of_dgl(graph, weight.device)
+        if factors_of(graph) is not None:
+            raise ValueError(
+                "graph: its matrix has values other than 1, or trained ones, which the example multiplies to the "
+                "scores; fused3s.edge_attention does that, too"
+            )
+        return plan_edge_index(
+            edges.edge_index,
+            edges.shape,
             backend=self.backend,
-            device=weight.device,
             dtype=input_type(weight.dtype, weight.device.type),
             head_dim=self.head_dim,
             num_heads=self.num_heads,
@@ -96,7 +87,7 @@ class SparseMHA(nn.Module):
         """[N, D] -> [N, D].
 
         Args:
-            graph: a plan; or a graph as in `plan`, which is planned at this call.
+            graph: a graph as in `plan`; or a plan.
             h: [N, D], features of the nodes.
 
         Raises:

@@ -20,8 +20,8 @@ FUNCTIONS = {
 }
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
 COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-MOST_NUMBER = 3.4028234663852886e38  # of float32
-MOST_CHARACTERS = 30_000  # of a text, parsed in a second
+MOST_NUMBER = 3.4028234663852886e38  # largest float32
+MOST_CHARACTERS = 30_000  # most characters of an expression, parsed in a second
 MOST_LEVELS = 100  # operations in each other: Python's recursion limit, of any version, is far above
 _ALLOWED = f"numbers, s, names of values, {' '.join(OPERATORS.values())} and {', '.join(FUNCTIONS)} are"
 
@@ -51,7 +51,7 @@ def parse(text: str, most_levels: int = MOST_LEVELS + 8) -> ast.expr:
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes, lone surrogates
         reason = error.msg if isinstance(error, SyntaxError) else error
         raise ValueError(f"expression: {text!r} cannot be read: {reason}; it is Python's arithmetic") from None
-    except (RecursionError, MemoryError):  # of the parser, far above `most_levels`
+    except (RecursionError, MemoryError):  # raised by the parser, far above `most_levels`
         raise ValueError(deep) from None
 
     def refuse(node: ast.AST) -> None:

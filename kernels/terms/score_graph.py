@@ -13,7 +13,7 @@ from typing import Any
 
 from .score_expression import COMPARISONS, MOST_NUMBER, OPERATORS, parse, walk
 
-MOST_OPERATIONS = 4096  # of a term and its derivatives, some seconds of compilation
+MOST_OPERATIONS = 4096  # limit for a term and its derivatives, some seconds of compilation
 # Functions made of others.
 COMPOSED = {
     "sigmoid": "(1 + tanh(x / 2)) / 2",  # its derivative does not overflow

@@ -9,7 +9,7 @@ from .score_graph import Graph, Node
 
 KINDS = ("row", "column", "edge", "head")  # kinds of values, in their normalised names: row0, row1, column0, ...
 NUMBER = "number"
-# Functions of C++ that are not those of the name with an f; three are of cuda/score/score_functions.cuh.
+# C++ functions that are not the name plus an f; three are in cuda/score/score_functions.cuh.
 _CALLED = {"**": "powf", "abs": "fabsf", "min": "minimum", "max": "maximum", "clamp": "clamped"}
 MOST_KEPT = 256  # expressions in each cache, the latest used
 _HEAD = """\
@@ -25,7 +25,7 @@ struct ScoreExpression {{
 {apply}
   }}
 
-  // Returns the gradient of s; those of the values to `of`.
+  // Returns the gradient of s; `of` receives the gradients of the values.
   template <typename Values, typename Numbers>
   __device__ static __forceinline__ float gradient(float g, float s, const Values& x, const Numbers& number,
                                                    Values& of) {{
@@ -44,7 +44,7 @@ def count_values(text: str) -> dict[str, int]:
 
 @lru_cache(MOST_KEPT)
 def uses_score(text: str) -> bool:
-    """Whether an expression reads the score; else queries and keys count for nothing."""
+    """Whether an expression reads the score; if not, queries and keys are not read."""
     return SCORE in names_in(parse(text))
 
 
@@ -99,6 +99,6 @@ def _operation(op: str, *args: str) -> str:
 
 
 def _place(name: str) -> str:
-    """Where a value or number lies: row0 in x.row[0], number0 in number[0]."""
+    """The C++ name of a value or number: row0 is x.row[0], number0 is number[0]."""
     kind, index = re.fullmatch(r"([a-z]+)(\d+)", name).groups()
     return f"{kind}[{index}]" if kind == NUMBER else f"x.{kind}[{index}]"

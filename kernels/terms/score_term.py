@@ -45,15 +45,16 @@ class ScoreTerm:
 
     Values of rows, columns and heads are used in float32, or in float64 where q is.
 
-    A NaN in the score or in a value makes the row NaN. Two places drop it: a comparison with it is false, as in Python,
-    and `where` ignores the branch that it does not choose. The kernels use simplified algebra: s - s and 0 * s are 0.
+    A NaN in the score or in a value makes the row NaN, with two exceptions: a comparison with NaN is false, as in
+    Python, and `where` ignores the branch that it does not choose. The kernels use simplified algebra: s - s and 0 * s
+    are 0.
 
-    Derivatives at a kink are those of torch: 0 of abs and relu at 0, `slope` of leaky_relu at 0, one half by each
-    argument of min and max at a tie, 1 by x of clamp at a bound. `where` has those of the branch that it chooses.
+    Derivatives at a kink are torch's: 0 for abs and relu at 0, `slope` for leaky_relu at 0, one half for each argument
+    of min and max at a tie, 1 for x of clamp at a bound. `where` has the derivative of the branch that it chooses.
 
-    Each expression compiles kernels, some seconds each on first use, and a literal is a part of it: "0.2 * s" and
-    "0.3 * s" are two. A number ("c * s", c=0.2) takes any value without compiling. Kernels stay loaded; 32 expressions
-    that differ in literals alone warn.
+    Each expression compiles kernels, some seconds each on first use, and a literal is part of the expression: "0.2 * s"
+    and "0.3 * s" are two. A number ("c * s", c=0.2) can change without a recompilation. Kernels stay loaded; 32
+    expressions that differ only in literals cause a warning.
 
     Raises:
         ValueError, TypeError: the expression or a value is wrong; the text names it and says what is allowed.
@@ -139,7 +140,7 @@ def _texts_of(form: str) -> set[str]:
 
 
 def _count_literals(text: str) -> None:
-    """Warn once where MOST_LITERALS expressions compile kernels each, though with a number one would do."""
+    """Warn once if MOST_LITERALS expressions differ only in literals: with a number, one expression would do."""
     texts = _texts_of(re.sub(r"(?<!\w)[\d.]+(e[+-]?\d+)?", "0", text))
     if len(texts) < MOST_LITERALS and text not in texts:
         texts.add(text)

@@ -147,7 +147,7 @@ def _save(
 
 
 def without_tensors(call: Call) -> Call:
-    """The call without its tensors: those are saved through autograd, which detects later changes."""
+    """The call without its tensors; autograd saves them and detects later changes."""
     edges = call.edges
     if edges is not None:
         dropout = None if edges.dropout is None else Dropout(edges.dropout.rate)
@@ -163,7 +163,8 @@ def _gradients(
     into: Memory | None,
     *tensors: torch.Tensor | None,
 ) -> Gradients:
-    """`Backend.attend_backward` of a call with these tensors: output, lse, gradients of both, those of the call."""
+    """`Backend.attend_backward` of a call. Tensors: output, lse, the gradients of both, then the tensors of the
+    call."""
     output, lse, grad_output, grad_lse, *given = tensors
     call = with_tensors(call, given, lse)
     return backend.attend_backward(data, BackwardCall(call, output, grad_output, wanted, into, grad_lse))

@@ -61,7 +61,7 @@ class HeadGroups:
 
 
 class CallShape(NamedTuple):
-    """How the tensors of one call become those of a backend, and the results those of the caller.
+    """Maps the tensors of a call to the shapes of a backend, and results back to the caller's.
 
     Attributes:
         rows, columns: rows of the planned graph per query, and columns per key.
@@ -79,10 +79,10 @@ class CallShape(NamedTuple):
 
     @classmethod
     def of(cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, groups: HeadGroups | None) -> "CallShape | None":
-        """The shape of a call; None for [N, H, d] and [N, d] that backends take as they are.
+        """The shape of a call; None if backends take the tensors [N, H, d] or [N, d] unchanged.
 
         Raises:
-            ValueError: the heads of q and k are not those of the groups.
+            ValueError: the numbers of heads of q and k do not fit the groups.
         """
         num_dims, dim, value_dim = q.dim(), q.shape[-1], v.shape[-1]
         if groups is None and num_dims < 4 and dim == value_dim:
@@ -247,7 +247,7 @@ def check_tensors(
 def check_results(
     q: torch.Tensor, v: torch.Tensor, grad_output: torch.Tensor, output: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Raise for the first disagreement of checked q and v with the results of their call, or their gradient."""
+    """Raise for the first disagreement between checked q and v and the results of their call, or their gradients."""
     if q.dim() == 2:
         raise ValueError(f"q: got shape {tuple(q.shape)}; [num_rows, H, d] is needed")
     shape = *q.shape[:-1], v.shape[-1]

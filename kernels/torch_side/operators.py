@@ -1,7 +1,8 @@
 """Attention as torch operators, each with another one as its backward pass, for torch.compile and export.
 
-    fused3s::attention           of a plan, which it gets by number
-    fused3s::attention_of_edges  of an edge_index, which it plans or whose plan it looks up (`nn.cached.edge_attention`)
+    fused3s::attention            of a plan, which it gets by number
+    fused3s::attention_of_edges   of an edge_index (`nn.cached.edge_attention`)
+    fused3s::attention_in_memory  of a plan in a tensor (the same module)
 
 A compiled function calls the operators instead of the backend, without a graph break. Operators take no Python objects.
 They run the plan itself, with its state: errors, exact sizes, streams. Neither the plan nor the sizes of a graph are
@@ -46,13 +47,13 @@ def numbered(plan: Any) -> int:
     return number
 
 
-def _plan_of(backend: str, number: int, *_: Any) -> tuple[Any, None]:
+def _plan_of(backend: str, number: int, *_: Any) -> tuple[Any, None, None]:
     if number not in _plans:
         raise RuntimeError(
             f"a traced program calls a plan of backend {backend} that is gone: the program holds only its number; keep "
             "the plan while the program runs, and trace it anew in another process"
         )
-    return _plans[number], None
+    return _plans[number], None, None
 
 
 def attend_as_operator(
@@ -100,20 +101,29 @@ def _edges_of(
     return template.with_tensors(tensors)
 
 
-def _sorted(call: Call, order: Tensor | None) -> Call:
-    """The call with the tensors of OF_EDGES in the plan's order.
+def _sorted(call: Call, order: Tensor | None, features: Tensor | None) -> list[Tensor | None]:
+    """The tensors of OF_EDGES in the plan's order; `features` if they are known.
 
     Raises:
         ValueError: one has too few rows.
     """
     if order is None:
+        return []
+    tensors = call.edges.tensors()
+    given = [None if features is not None else tensors[OF_EDGES[0]], tensors[OF_EDGES[1]]]
+    given = [None if each is None else each.index_select(0, order) for each in given]
+    if given[0] is not None and given[0].shape[1] < MAX_FEATURES:  # kernels load whole rows
+        given[0] = functional.pad(given[0], (0, MAX_FEATURES - given[0].shape[1]))
+    return [given[0] if features is None else features, given[1]]
+
+
+def _with_sorted(call: Call, found: Sequence[Tensor | None]) -> Call:
+    """The call with the tensors of `_sorted`."""
+    if not found:
         return call
     tensors = [*call.edges.tensors()]
-    for place in OF_EDGES:
-        if tensors[place] is not None:
-            tensors[place] = tensors[place].index_select(0, order)
-    if tensors[0] is not None and tensors[0].shape[1] < MAX_FEATURES:  # kernels load whole rows
-        tensors[0] = functional.pad(tensors[0], (0, MAX_FEATURES - tensors[0].shape[1]))
+    for place, tensor in zip(OF_EDGES, found, strict=True):
+        tensors[place] = tensor
     return call._replace(edges=call.edges.with_tensors(tensors))
 
 
@@ -136,8 +146,9 @@ class Operator:
     Attributes:
         name: of the forward pass.
         graph: schema of the arguments that tell the graph.
-        plan_of: gives the plan, and the places [nnz] that its edges have in the tensors of OF_EDGES, None if they are
-            in its order; of the backend, these arguments, the call, and whether gradients are wanted.
+        plan_of: gives the plan; the places [nnz] that its edges have in the tensors of OF_EDGES, None if they are in
+            its order; and the features in its order, if they are known. Of the backend, these arguments, the call, and
+            whether gradients are wanted.
         tags: of torch.
     """
 
@@ -176,13 +187,16 @@ class Operator:
     def _attend(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         *inputs, out_dtype, with_lse = inputs
         call, plan = self._split(inputs)
-        plan, order = self.plan_of(*plan, call, with_lse)
+        plan, order, features = self.plan_of(*plan, call, with_lse)
+        sorted_edges = _sorted(call, order, features)
         lse, backend = _new_lse(call.query, with_lse), REGISTRY[plan.backend]
         # Keeps the plan until the backward pass, which refuses one whose memory was filled anew (`PlanRoom.fill`). On
-        # the memory, since torch.compile may save another tensor of it. CUDA graphs forget it: their plans live anyway.
-        lse.untyped_storage().planned = plan, order, (data := plan.data)
+        # the memory, since torch.compile may save another tensor of it. CUDA graphs forget it: their plans live anyway,
+        # and no other tensor of their pool may be kept.
+        kept_edges = sorted_edges if self.tags else None
+        lse.untyped_storage().planned = plan, order, kept_edges, (data := plan.data)
         writes_lse = with_lse and backend.writes_lse
-        call = _sorted(call, order)._replace(out_dtype=out_dtype, lse=lse if writes_lse else None)
+        call = _with_sorted(call, sorted_edges)._replace(out_dtype=out_dtype, lse=lse if writes_lse else None)
         if not writes_lse:
             lse.zero_()
         with FreshSemaphores():
@@ -194,10 +208,12 @@ class Operator:
         given, plan = self._split(inputs)
         planned = getattr(lse.untyped_storage(), "planned", None)
         if planned is None:
-            plan, order = self.plan_of(*plan, given, True)
-            planned = plan, order, plan.data
-        plan, order, data = planned
-        call = _sorted(given, order)._replace(out_dtype=output.dtype, lse=lse)
+            plan, order, features = self.plan_of(*plan, given, True)
+            planned = plan, order, _sorted(given, order, features), plan.data
+        plan, order, sorted_edges, data = planned
+        if sorted_edges is None:
+            sorted_edges = _sorted(given, order, None)
+        call = _with_sorted(given, sorted_edges)._replace(out_dtype=output.dtype, lse=lse)
         backward = BackwardCall(call, output, grad_output, names_of(tuple(wanted)), grad_lse=grad_lse)
         with FreshSemaphores():  # no `into`: results of an operator must not share memory
             found = [*gradients_of(REGISTRY[plan.backend], data, backward)]

@@ -1,4 +1,4 @@
-"""All private names of torch that the library uses, in one place for the next torch.
+"""All private names of torch that the library uses, in one place.
 
 Each name is bound once, at import. If a public function does the same, more slowly, it is the fallback; without one, a
 torch that lacks the name is an ImportError.
@@ -40,6 +40,9 @@ def _stream_handle(device_index: int) -> int:
     return torch.cuda.current_stream(device_index).cuda_stream
 
 
+# Ends the CUDA context if a bool on the GPU is false, without a wait; in a CUDA graph too.
+assert_on_gpu = needed(torch, "_assert_async")
+
 # Handle of the current stream of a GPU, without creating a Stream object as `torch.cuda.current_stream` does.
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_handle)
 
@@ -79,6 +82,17 @@ def is_traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
+def compiles_cuda_graphs() -> bool:
+    """While torch.compile traces: whether it compiles for CUDA graphs, as with mode="reduce-overhead". False for a
+    torch that does not tell: its graphs leave out operators of the tag cudagraph_unsafe."""
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        backend = InstructionTranslator.current_tx().output.compiler_fn._torchdynamo_orig_backend
+        return bool(backend.config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+    return False
+
+
 _make_autograd = getattr(torch._library.autograd, "make_autograd_impl", None)
 _below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
 _any_requires_grad = getattr(torch._C, "_any_requires_grad", None)
@@ -87,9 +101,9 @@ _any_requires_grad = getattr(torch._C, "_any_requires_grad", None)
 def register_shortcut(
     library: torch.library.Library, operator: Any, run: Callable[..., Any], backward: Any, setup: Any
 ) -> None:
-    """Let calls that autograd does not record, as those of compiled code, go to `run` at once: the dispatcher converts
-    all arguments a second time on the way from autograd to the kernel, which takes half the time of a call. The other
-    arguments are those of `register_autograd`, which must come before."""
+    """Let calls that autograd does not record (such as calls in compiled code) go directly to `run`: the dispatcher
+    converts all arguments a second time on the way from autograd to the kernel, which takes half the time of a call.
+    The other arguments are those of `register_autograd`, which must come before."""
     if None in (_make_autograd, _below_autograd, _any_requires_grad):
         return
     recorded = _make_autograd(operator, torch._library.autograd.Info(backward, setup))

@@ -1,4 +1,4 @@
-"""Functions that torch.compile calls as they are, with one graph break, since they read the values of a graph."""
+"""Functions that read the values of a graph: torch.compile calls them untraced, with one graph break."""
 
 from collections.abc import Callable
 from functools import wraps

@@ -12,7 +12,7 @@ from poison import poisoned_buffers
 
 from bench.parallel import Work
 from bench.runner import Case
-from parallel import Group, builder, load_part, partition_graph, plan_part_attention, source_from_csr
+from parallel import Group, partition_graph, plan_part_attention
 from parallel.passes import SplitPasses
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
@@ -28,40 +28,36 @@ no_compiler = NEEDS_COMPILER
         pytest.param("fused3s", "cuda", marks=pytest.mark.gpu),
     ],
 )
-def test_parts_of_each_rank(tmp_path, monkeypatch, backend, place):
+def test_parts_of_each_rank(monkeypatch, backend, place):
     mask = np.random.default_rng(0).random((NODES, NODES)) < 0.1
     parts = np.random.default_rng(1).integers(2, size=NODES).astype(np.int32)
     parts[60:] = 2
     mask[60:, :60] = mask[:60, 60:] = False  # the third part sends and receives nothing
     matrix = sp.csr_array(mask)
-    monkeypatch.setattr(builder, "_assign", lambda *_: parts)
-    partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path, PARTS, "contiguous")
     device = torch.device("cuda" if place == "cuda" else "cpu")
     generator = torch.Generator().manual_seed(2)
     qkv = [torch.randn(NODES, HEADS, DIM, generator=generator).half() for _ in range(3)]
     expected = dense_attention(*qkv, torch.from_numpy(mask), DIM**-0.5)
-    loaded = [load_part(tmp_path, rank=rank) for rank in range(PARTS)]
-    old_id = torch.from_numpy(np.concatenate([part.rows for part in loaded])).to(device)
     with ExitStack() as stack:
         if place == "shim":
             stack.enter_context(cuda_on_cpu())
             stack.enter_context(poisoned_buffers(monkeypatch))
-        for rank, part in enumerate(loaded):
+        for rank, part in enumerate(partition_graph(matrix, PARTS, "contiguous", parts)):
             group = Group(rank, PARTS, device, "gloo")
             options = {"dtype": torch.float16, "head_dim": DIM, "num_heads": HEADS}
-            passes = plan_part_attention(part, group, scheme="halo", backend=backend, **options)
+            passes = plan_part_attention(part, group, backend=backend, **options)
             assert isinstance(passes.passes, SplitPasses)
             work = Work.__new__(Work)
             work.case, work.device, work.scale = Case(backend, "attention", DIM), device, DIM**-0.5
             work.qkv = [each.to(device) for each in qkv]
-            calls = work._calls(part, passes, old_id)
-            rows = torch.from_numpy(part.rows.copy())
+            calls = work._calls(part, passes)
+            rows = torch.from_numpy(part.rows)
             output = work._output(calls)
             assert output.dtype == torch.float16
             torch.testing.assert_close(output.cpu().double(), expected[rows], rtol=2e-3, atol=1e-3)
             assert list(calls) == (["own"] if rank == 2 else ["pack", "own", "halo", "combine"])
             if "pack" in calls:
-                sent = rows[part.send_rows.astype(np.int64)]
+                sent = rows[part.send_rows]
                 assert torch.equal(calls["pack"]().cpu(), torch.stack([each[sent] for each in qkv[1:]], 1))
                 assert all(calls[name]()[0].dtype == torch.float16 for name in ("own", "halo"))
                 for _ in range(50):  # as often as a timer likes

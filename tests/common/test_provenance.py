@@ -63,6 +63,25 @@ def test_any_change_of_the_code_is_dirty_and_new_results_are_not(repository, mon
     assert provenance(CPU).dirty == "yes"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["kernels/cuda/fused3s.cu", "models/fast.py", "training/step.py", "common/timers.py", "inference/batches.py"],
+)
+def test_sources_are_all_code_that_a_time_depends_on(repository, name):
+    (repository[0] / name).parent.mkdir(parents=True)
+    (repository[0] / name).write_text("int(1);")
+    before = module.sources.__wrapped__()
+    (repository[0] / name).write_text("int(2);")
+    assert module.sources.__wrapped__() != before
+
+
+def test_a_comment_makes_no_time_stale(repository):
+    (repository[0] / "models").mkdir()
+    path = repository[0] / "models" / "fast.py"
+    hashes = {path.write_text(text) and module.sources.__wrapped__() for text in ("a = 1", "a = 1  # one", "a = 2")}
+    assert len(hashes) == 2
+
+
 def test_a_copy_inside_another_repository_does_not_take_its_commit(repository, monkeypatch):
     folder, _ = repository
     (folder / "copy").mkdir()

@@ -1,9 +1,11 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.canonical import canonical_edges, edge_hash, to_csr
-from data.graph import RawGraph
+from data.canonical import canonical_edges, edge_hash, to_csr, with_self_loops
+from data.errors import RectangularGraphError
+from data.graph import CsrGraph, RawGraph
 
 
 @st.composite
@@ -60,6 +62,12 @@ def test_csr_holds_the_canonical_edges(drawn):
     assert np.array_equal(csr.col, col)
     assert csr.sha256 == edge_hash(row, col, num_nodes)
     assert to_csr(csr) is csr
+
+
+def test_a_rectangular_graph_has_no_self_loops():
+    graph = CsrGraph(np.array([0, 1, 2]), np.array([3, 4]), "hash", "here", num_keys=5)
+    with pytest.raises(RectangularGraphError, match="here: self_loops: got True, and its keys are not its queries"):
+        with_self_loops(graph)
 
 
 @given(edge_lists())

@@ -130,8 +130,9 @@ def test_collection_is_a_batch_of_its_first_graphs(tmp_path):
     [
         (np.array([2, -1, 0], np.int8), "accuracy", 3, [[2], [-1], [0]]),
         (np.array([-1, -1, -1]), "accuracy", 2, [[-1], [-1], [-1]]),
-        (np.array([[1, np.nan], [0, 1], [0, 0]]), "rocauc", 2, [[1, np.nan], [0, 1], [0, 0]]),
-        (np.array([[1], [0], [2]]), "mae", 1, [[1], [0], [2]]),
+        (np.array([[1, -1], [0, 1], [0, 0]]), "rocauc", 2, [[1, np.nan], [0, 1], [0, 0]]),
+        (np.array([[1, np.nan], [0, 1], [0, 0.5]]), "mae", 2, [[1, np.nan], [0, 1], [0, 0.5]]),
+        (np.array([[1.0], [0], [2]]), "mae", 1, [[1], [0], [2]]),
     ],
 )
 def test_labels_of_graphs_say_how_they_are_scored(tmp_path, labels, metric, outputs, expected):
@@ -139,6 +140,20 @@ def test_labels_of_graphs_say_how_they_are_scored(tmp_path, labels, metric, outp
         loaded = load(collection_npz(tmp_path / "c.npz", graph_label=labels), batch_size=size)
         assert (loaded.metric, loaded.meta.num_classes) == (metric, outputs)
         np.testing.assert_array_equal(loaded.labels, np.array(expected, np.float32)[:size])
+
+
+@pytest.mark.parametrize("labels", [np.array([[1], [0], [2]]), np.array([[1.0], [0], [np.nan]])])
+def test_one_label_does_not_change_how_the_others_are_scored(tmp_path, labels):
+    """Integers are answers and floats are targets; what the values contradict is refused."""
+    with pytest.raises(ValueError, match="graph_label holds neither answers, integers of 1, 0, and -1"):
+        load(collection_npz(tmp_path / "c.npz", graph_label=labels), batch_size=2)
+
+
+def test_an_unknown_class_of_a_graph_under_a_registered_name(tmp_path):
+    path = collection_npz(tmp_path / "c.npz", graph_label=np.array([2, -1, 36]))
+    assert data.load("ogbg-ppa", path=path, batch_size=3).labels.tolist() == [[2], [-1], [36]]
+    with pytest.raises(ValueError, match="a graph label of 37; 0 to 36, and -1 for unknown, are allowed"):
+        data.load("ogbg-ppa", path=collection_npz(path, graph_label=np.array([2, -1, 37])), batch_size=3)
 
 
 def damaged(name, change):
@@ -268,6 +283,35 @@ def test_a_graph_that_does_not_fit_is_refused(tmp_path, monkeypatch):
 def test_a_first_line_with_numbers_is_an_edge(tmp_path, lines):
     (tmp_path / "a.csv").write_text(lines)
     assert np.argwhere(dense(load(tmp_path / "a.csv"))).tolist() == [[0, 1], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("header", "edges"),
+    [
+        ("source,target", [[1, 0], [2, 0]]),  # 0 -> 1 and 0 -> 2: node 1 attends to 0
+        ("Source, Target ,weight", [[1, 0], [2, 0]]),
+        ("src;dst", [[1, 0], [2, 0]]),
+        ("from\tto", [[1, 0], [2, 0]]),
+        ("target,source", [[0, 1], [0, 2]]),
+        ("query,key", [[0, 1], [0, 2]]),
+        ("key,query", [[1, 0], [2, 0]]),
+        ("node_1,node_2", [[0, 1], [0, 2]]),
+    ],
+)
+def test_a_header_says_the_direction_of_an_edge(tmp_path, header, edges):
+    separator = next((one for one in ";\t" if one in header), ",")
+    rows = [header, *(separator.join(["0", str(end), "7"][: header.count(separator) + 1]) for end in (1, 2))]
+    (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
+    assert np.argwhere(dense(load(tmp_path / "a.csv"))).tolist() == edges
+
+
+def test_named_columns_stand_anywhere_and_others_are_told(tmp_path, caplog):
+    (tmp_path / "a.csv").write_text("id,source,target,weight\n7,0,1,0.5\n8,0,2,0.5\n")
+    assert np.argwhere(dense(load(tmp_path / "a.csv"))).tolist() == [[1, 0], [2, 0]]
+    assert "the columns id, weight are not read" in caplog.text
+    (tmp_path / "a.csv").write_text("id,source,target\n7,0,1\n8,0,x\n")
+    with pytest.raises(ValueError, match="line 3 is '8,0,x'; two node ids"):
+        load(tmp_path / "a.csv")
 
 
 def test_unknown_labels_are_no_class(tmp_path):

@@ -105,6 +105,27 @@ OURS = {
 CONVS = OURS | {"PyG": {"conv": GATConv}, "PyG-edges": {"conv": GATConv, "edge_dim": 2}}
 
 
+@pytest.mark.parametrize("edges", [0, 63, 40_000])
+def test_edges_of_padding_repeat_none_and_have_no_hub(edges):
+    """Repeated edges and hubs would take the planning kernels longer than the batch."""
+
+    def graph(edges):
+        return {"x": torch.randn(100, 3), "edge_index": torch.randint(100, (2, edges))}
+
+    seen = []
+    samples = [graph(edges), graph(edges // 2), graph(0)]
+    loop = CapturedLoop(lambda batch: seen.append(batch), nn.Linear(1, 1), samples=samples)
+    loop(samples[-1])
+    x, edge_index = seen[-1]["x"], seen[-1]["edge_index"]
+    assert edge_index.shape[1] >= edges
+    assert edge_index.min() >= 100
+    assert edge_index.max() < len(x)
+    assert len(edge_index.unique(dim=1).T) == edge_index.shape[1]
+    assert len(x) < 100 + 200 + 2 * edges**0.5
+    degrees = [torch.bincount(ids).max() for ids in edge_index]
+    assert max(degrees) <= 64 + 2 * edges**0.5
+
+
 @pytest.mark.parametrize("loss_of", [of_graphs, of_targets])
 @pytest.mark.parametrize("conv", CONVS)
 def test_padded_batches_train_as_they_are(conv, loss_of):

@@ -1,6 +1,5 @@
 """Attention over 1 to 4 ranks against dense attention of the whole graph in float64."""
 
-import itertools
 from functools import cache
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from edge_cases import EDGE_LISTS, dense_edge_attention, qkv
 from rank_pool import GPUS, run_alone
 
-from parallel import builder, partition_graph, source_from_csr
+from parallel import Part, partition_graph
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER
 
 HEADS, DIM = 4, 6
@@ -60,67 +59,46 @@ def expected(name: str) -> list[torch.Tensor]:
     return [output.detach(), *torch.autograd.grad(output, leaves, grad_output)]
 
 
-@pytest.fixture(scope="module")
-def partitions(tmp_path_factory):
-    """Folders of all graphs in that many parts: contiguous ones, or at random, so that halos are large and some parts
-    are empty."""
-
-    @cache
-    def make(size: int, method: str) -> list[str]:
-        folder = tmp_path_factory.mktemp("partitions")
-        for name in NAMES:
-            matrix = graph(name)
-            num_rows = matrix.shape[0]
-            with pytest.MonkeyPatch.context() as monkeypatch:
-                if method == "random":
-                    parts = np.random.default_rng(num_rows).integers(max(1, size - 1), size=num_rows).astype(np.int32)
-                    monkeypatch.setattr(builder, "_assign", lambda *_, parts=parts: parts)
-                source = source_from_csr(matrix.indptr, matrix.indices)
-                partition_graph(source, folder / name, size, "contiguous", edges_per_block=50)
-        return [str(folder / name) for name in NAMES]
-
-    return make
+@cache
+def parts_of(name: str, size: int, method: str) -> list[Part]:
+    """Contiguous parts, or rows at random, so that halos are large and some parts are empty."""
+    matrix, owner = graph(name), None
+    if method == "random":
+        owner = np.random.default_rng(len(name)).integers(max(1, size - 1), size=matrix.shape[0])
+    return partition_graph(matrix, size, "contiguous", owner)
 
 
 @pytest.mark.parametrize(("size", "method"), [(1, "contiguous"), (2, "contiguous"), (3, "random"), (4, "contiguous")])
-@pytest.mark.parametrize(
-    ("scheme", "backend"), [*itertools.product(["halo", "allgather"], ["reference", "split"]), ("heads", "csr_unfused")]
-)
-def test_ranks_compute_what_one_computes(pool, partitions, size, method, scheme, backend):
-    cases = [(folder, *case(name)[1:]) for folder, name in zip(partitions(size, method), NAMES, strict=True)]
-    found = pool.run(parallel_jobs.attend, size, cases, scheme, backend, {})
+@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "split"])
+def test_ranks_compute_what_one_computes(pool, size, method, backend):
+    cases = [(parts_of(name, size, method), *case(name)[1:]) for name in NAMES]
+    found = pool.run(parallel_jobs.attend, size, cases, backend, {})
     # The log-sum-exp of two parts of a row is float32.
     assert_as_expected(found, 2e-6 if backend == "split" else 1e-12)
 
 
-def half_cases(folders: list[str]) -> list[tuple[str, list[torch.Tensor], torch.Tensor]]:
+def half_cases(size: int, method: str) -> list[tuple[list[Part], list[torch.Tensor], torch.Tensor]]:
     """All graphs with inputs in float16."""
     cases = []
-    for folder, name in zip(folders, NAMES, strict=True):
+    for name in NAMES:
         _, tensors, grad_output = case(name)
-        cases.append((folder, [tensor.half() for tensor in tensors], grad_output.half()))
+        cases.append((parts_of(name, size, method), [tensor.half() for tensor in tensors], grad_output.half()))
     return cases
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize(
-    ("size", "method", "scheme"), [(3, "random", "halo"), (4, "contiguous", "halo"), (2, "contiguous", "heads")]
-)
-def test_kernels_of_fused3s_on_parts(pool, partitions, size, method, scheme):
+@pytest.mark.parametrize(("size", "method"), [(3, "random"), (4, "contiguous")])
+def test_kernels_of_fused3s_on_parts(pool, size, method):
     """By the CUDA kernels, run on the CPU (tests/cuda_shim)."""
-    found = pool.run(parallel_jobs.attend_by_fused3s, size, half_cases(partitions(size, method)), scheme, {})
-    assert_as_expected(found, 2e-2)
+    assert_as_expected(pool.run(parallel_jobs.attend_by_fused3s, size, half_cases(size, method), {}), 2e-2)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", GPUS)
-@pytest.mark.parametrize("scheme", ["halo", "heads", "allgather"])
-def test_ranks_on_gpus_compute_what_one_computes(partitions, scheme, size):
+def test_ranks_on_gpus_compute_what_one_computes(size):
     """Two ranks share a GPU through gloo where there is one. With NCCL a CUDA graph gives the same bits."""
-    cases = half_cases(partitions(size, "contiguous"))
-    if size > HEADS and scheme == "heads":
-        pytest.skip(f"{HEADS} heads are fewer than {size} ranks")
-    assert_as_expected(run_alone(parallel_jobs.attend_on_gpus, size, [cases, scheme], seconds=300), 2e-2)
+    cases = half_cases(size, "contiguous")
+    assert_as_expected(run_alone(parallel_jobs.attend_on_gpus, size, [cases], seconds=300), 2e-2)
 
 
 def assert_as_expected(found: list[list[list[torch.Tensor]]], tolerance: float) -> None:
@@ -133,18 +111,16 @@ def assert_as_expected(found: list[list[list[torch.Tensor]]], tolerance: float) 
             assert (difference <= 0).all(), f"{name} {what}: off by {difference.max():.1e} more than allowed"
 
 
-@pytest.mark.parametrize(
-    ("scheme", "backend"), [*itertools.product(["halo", "allgather"], ["reference", "split"]), ("heads", "csr_unfused")]
-)
-def test_gradients_with_dropout_are_those_of_the_same_masks(pool, partitions, scheme, backend):
+@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "split"])
+def test_gradients_with_dropout_are_those_of_the_same_masks(pool, backend):
     """The derivative of the loss by the gradients against differences: a mask of the backward pass that is not that of
     the forward pass shows. A mask that drops nothing, or differs from run to run, shows too."""
     name = "components"  # in parts at random: rows with own and halo columns
     _, tensors, grad_output = case(name)
     generator = torch.Generator().manual_seed(4)
     directions = [torch.randn(tensor.shape, generator=generator).double() for tensor in tensors]
-    folder, step = partitions(3, "random")[NAMES.index(name)], 5e-3
-    arguments = (folder, scheme, backend, tensors, directions, grad_output, step)
+    parts, step = parts_of(name, 3, "random"), 5e-3
+    arguments = (parts, backend, tensors, directions, grad_output, step)
     found = pool.run(parallel_jobs.loss_along, 3, *arguments)
     below, above, slope = (sum(values) for values in zip(*found, strict=True))
     assert (above - below) / (2 * step) == pytest.approx(slope, rel=2e-3)  # the lse is float32

@@ -2,30 +2,29 @@
 
 import numpy as np
 import parallel_jobs
-import pytest
+import scipy.sparse as sp
 import torch
 from rank_pool import run_alone
 
-from parallel import builder, partition_graph, source_from_csr
+from parallel import partition_graph
 
 NODES = 50
 
 
-@pytest.fixture
-def shuffled(tmp_path, monkeypatch):
+def test_gathered_rows_are_in_the_order_of_the_graph(pool):
     """Parts of rows at random, the last of four empty."""
-    parts = np.random.default_rng(0).integers(3, size=NODES).astype(np.int32)
-    monkeypatch.setattr(builder, "_assign", lambda *_: parts)
-    partition_graph(source_from_csr(np.zeros(NODES + 1, np.int64), np.empty(0, np.int64)), tmp_path, 4, "contiguous")
-    return str(tmp_path)
+    owner = np.random.default_rng(0).integers(3, size=NODES)
+    parts = partition_graph(sp.csr_array((NODES, NODES)), 4, "contiguous", owner)
+    joined, *others = pool.run(parallel_jobs.gather, 4, parts, 3)
+    assert others == [None] * 3
+    assert torch.equal(joined, torch.arange(NODES)[:, None].expand(-1, 3))
 
 
-@pytest.mark.parametrize("rows_per_block", [7, NODES, 1000])
-def test_gathered_rows_are_in_the_order_of_the_graph(pool, shuffled, rows_per_block):
-    blocks, *others = pool.run(parallel_jobs.gather, 4, shuffled, 3, rows_per_block)
-    assert others == [[], [], []]
-    assert [len(block) for block in blocks[:-1]] == [rows_per_block] * (len(blocks) - 1)
-    assert torch.equal(torch.cat(blocks), torch.arange(NODES)[:, None].expand(-1, 3))
+def test_each_rank_gets_its_value(pool):
+    values = [{"rank": 0}, np.arange(5), None, "x" * 10**6]
+    found = pool.run(parallel_jobs.scattered, 4, values)
+    assert found[:1] + found[2:] == values[:1] + values[2:]
+    assert (found[1] == values[1]).all()
 
 
 def test_sums_and_uneven_rows_are_the_same_bits_on_all_ranks(pool):

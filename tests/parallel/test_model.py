@@ -9,7 +9,7 @@ import torch
 from data.dgl import import_dgl
 from fused3s import plan_attention
 from models import GraphTransformer
-from parallel import partition_graph, source_from_csr
+from parallel import partition_graph
 
 NODES, FEATURES, CLASSES = 90, 9, 5
 OPTIONS = {"in_features": FEATURES, "num_classes": CLASSES, "dim": 16, "heads": 4, "blocks": 3}
@@ -32,16 +32,14 @@ def one_process(model, matrix, features, labels):
     return logits.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("scheme", ["halo", "heads"])
-def test_logits_and_gradients_are_those_of_one_process(pool, graph, tmp_path, scheme):
+def test_logits_and_gradients_are_those_of_one_process(pool, graph):
     matrix, features = graph
     torch.manual_seed(0)
     model = GraphTransformer(**OPTIONS).double()
     labels = torch.arange(NODES) % CLASSES
-    partition_graph(
-        source_from_csr(matrix.indptr, matrix.indices, node_data={"feat": features}), tmp_path, 3, "contiguous"
-    )
-    found = pool.run(parallel_jobs.run_model, 3, str(tmp_path), scheme, OPTIONS, model.state_dict(), labels)
+    given = torch.from_numpy(features), labels
+    parts = partition_graph(matrix, 3, "contiguous")
+    found = pool.run(parallel_jobs.run_model, 3, parts, OPTIONS, model.state_dict(), *given)
     logits, gradients = one_process(model, matrix, features, labels)
     assert [joined is None for joined, _ in found] == [False, True, True]
     torch.testing.assert_close(found[0][0], logits, rtol=2e-6, atol=2e-6)

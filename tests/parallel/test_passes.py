@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 from poison import poisoned_buffers
 
-from parallel import Group, builder, load_part, partition_graph, plan_part_attention, source_from_csr
+from parallel import Group, partition_graph, plan_part_attention
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 from tests.cuda_shim.oracle import assert_attention
 
@@ -22,8 +22,8 @@ PLACES = [
 
 
 @pytest.fixture
-def partition(tmp_path, monkeypatch):
-    """Its folder and the matrix: two parts of rows at random, and one without a halo. Some rows have own columns alone,
+def partition():
+    """The parts and the matrix: two parts of rows at random, and one without a halo. Some rows have own columns alone,
     some halo columns alone, some none."""
     generator = np.random.default_rng(0)
     mask = generator.random((NODES, NODES)) < 0.08
@@ -33,26 +33,22 @@ def partition(tmp_path, monkeypatch):
     mask[5] &= parts == parts[5]
     mask[6] &= parts != parts[6]
     matrix = sp.csr_array(mask)
-    monkeypatch.setattr(builder, "_assign", lambda *_: parts)
-    partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path, PARTS, "contiguous")
-    return tmp_path, matrix
+    return partition_graph(matrix, PARTS, "contiguous", parts), matrix
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "dim"), [(1, 64), (8, 16), (3, 6), (2, 1)])
 def test_parts_give_the_rows_of_the_whole_graph(partition, monkeypatch, place, dtype, heads, dim):
-    folder, matrix = partition
+    parts, matrix = partition
     qkv = torch.randn(NODES, 3, heads, dim, generator=torch.Generator().manual_seed(1)).to(dtype)
-    parts = [load_part(folder, rank=rank) for rank in range(PARTS)]
-    of_parts = [qkv[torch.from_numpy(part.rows.copy())].to(place).unbind(1) for part in parts]
+    of_parts = [qkv[torch.from_numpy(part.rows)].to(place).unbind(1) for part in parts]
     joined = torch.full((NODES, heads, dim), torch.nan, dtype=dtype)
     with cuda_on_cpu(MODES["random"]) if place == "cpu" else nullcontext() as shim:
         attentions = [
             plan_part_attention(
                 part,
                 Group(rank, PARTS, torch.device(place), "gloo"),
-                scheme="halo",
                 backend="fused3s",
                 dtype=dtype,
                 head_dim=dim,
@@ -62,15 +58,15 @@ def test_parts_give_the_rows_of_the_whole_graph(partition, monkeypatch, place, d
         ]
         with poisoned_buffers(monkeypatch):
             packed = [
-                attention.passes.exchange.pack(*tensors[1:]).split(part.send_counts)
-                for attention, tensors, part in zip(attentions, of_parts, parts, strict=True)
+                attention.passes.exchange.pack(*tensors[1:]).split(attention.passes.exchange.send_counts)
+                for attention, tensors in zip(attentions, of_parts, strict=True)
             ]
         for rank, (attention, tensors, part) in enumerate(zip(attentions, of_parts, parts, strict=True)):
             arrived = torch.cat([of_sender[rank] for of_sender in packed])
             exchanged = SimpleNamespace(wait=lambda arrived=arrived: arrived)
             monkeypatch.setattr(attention.passes.exchange, "start", lambda *_, exchanged=exchanged: exchanged)
             with poisoned_buffers(monkeypatch):
-                joined[torch.from_numpy(part.rows.copy())] = attention(*tensors).cpu()
+                joined[torch.from_numpy(part.rows)] = attention(*tensors).cpu()
     assert_attention(joined, list(qkv.unbind(1)), matrix, dim**-0.5, f"H = {heads}, d = {dim}, {dtype}")
     if place == "cpu":  # nothing leaves or reaches the third part
         names = [name.split("<")[0] for name in shim.launched]

@@ -218,18 +218,11 @@ def test_nan_stays_in_its_row_and_head(place, dtype):
     assert torch.equal(output.isnan().any(-1), hit)
 
 
-def test_wrong_arguments_of_combine():
-    output, lse = torch.zeros(4, 2, 8), torch.zeros(4, 2)
-    wrong = {
-        "another type": (output, lse, output.half(), lse),
-        "other rows": (output, lse, output[1:], lse[1:]),
-        "lse of another shape": (output, lse.T.contiguous(), output, lse.T.contiguous()),
-        "lse in float64": (output, lse.double(), output, lse.double()),
-        "rows apart": (output.repeat(1, 1, 2)[..., :8], lse, output, lse),
-    }
-    for arguments in wrong.values():
-        with pytest.raises(ValueError, match=r"output, lse, other, other_lse: got .*contiguous"):
-            combine_rows_(*arguments)
+def test_key_and_value_of_two_types_are_refused():
+    key = torch.zeros(4, 2, 8)
+    for value in (key.half(), key[1:]):
+        with pytest.raises(ValueError, match=r"key, value: got .*; \[n, H, d\] of one type is needed"):
+            pack_rows(key, value, torch.arange(2))
 
 
 def test_registers():

@@ -6,11 +6,8 @@ import sys
 
 import parallel_jobs
 import pytest
-import scipy.sparse as sp
 import torch
 from rank_pool import GPUS, run_alone
-
-from parallel import partition_graph, source_from_csr
 
 SECONDS = 15  # for the others to end, on a busy machine
 
@@ -48,8 +45,9 @@ def test_ranks_that_do_not_notice_a_killed_one_are_ended_and_late_ones_are_not(t
 KILLED = """
 import os, signal, clone, torch
 from fused3s.runtime.cuda_graph import capture
-from parallel import ranks, sum_in_rank_order
+from parallel import ranks
 from parallel.capture import capture_together
+from parallel.collectives import sum_in_rank_order
 with ranks("cuda") as group:
     tensor = torch.ones(1 << 20, device=group.device)
     run = lambda: sum_in_rank_order([tensor], group)
@@ -100,12 +98,3 @@ def test_what_must_agree_is_compared(pool):
     assert pool.run(parallel_jobs.agree, 3, [same] * 3) == [""] * 3
     texts = pool.run(parallel_jobs.agree, 3, [same, same | {"weights": "99"}, same])
     assert set(texts) == {"the ranks must agree, and differ in weights: rank 0, 2: 12; rank 1: 99"}
-
-
-def test_a_partition_of_another_number_of_ranks_or_of_one_machine_is_refused(pool, tmp_path):
-    for name, matrix in {"one": sp.eye_array(40, format="csr"), "other": sp.csr_array((40, 40))}.items():
-        partition_graph(source_from_csr(matrix.indptr, matrix.indices), tmp_path / name, 2, "contiguous")
-    texts = pool.run(parallel_jobs.load, 3, [tmp_path / "one"] * 3)
-    assert all("has 2 parts, and 3 ranks run; start 2 (torchrun --nproc-per-node 2)" in text for text in texts)
-    texts = pool.run(parallel_jobs.load, 2, [tmp_path / "one", tmp_path / "other"])
-    assert all("the ranks must agree, and differ in partition: rank 0: " in text for text in texts)

@@ -10,8 +10,7 @@ import data
 from configs import TrainConfig
 from training import Trainer
 
-NODES, FEATURES, GRAPHS = 70, 6, 23
-COLLECTION = {"data__name": "ogbg-molhiv", "data__batch_size": 5}
+NODES, FEATURES = 70, 6
 
 
 @pytest.fixture
@@ -24,23 +23,6 @@ def node_file(tmp_path):
         **{"src_li": rng.integers(0, NODES, 300), "dst_li": rng.integers(0, NODES, 300), "num_nodes": NODES},
         **{"feat": features, "label": features[:, :3].argmax(1)},
         **{"train_ids": np.arange(25), "valid_ids": np.arange(25, 45), "test_ids": np.arange(45, NODES)},
-    )
-    return tmp_path / "mine.npz"
-
-
-@pytest.fixture
-def graph_file(tmp_path):
-    """Rings with a label each, some missing in training, under a name whose metric is ROC-AUC."""
-    rng = np.random.default_rng(1)
-    sizes = rng.integers(3, 9, GRAPHS)
-    ends = [np.stack([np.arange(size), np.roll(np.arange(size), 1)]) for size in sizes]
-    features = rng.standard_normal((sizes.sum(), FEATURES)).astype(np.float32)
-    labels = (np.arange(GRAPHS) % 2)[:, None].astype(np.float32)
-    labels[[2, 3, 7]] = np.nan
-    ids = {"train_ids": np.arange(13), "valid_ids": np.arange(13, 18), "test_ids": np.arange(18, GRAPHS)}
-    u, v = np.concatenate(ends, 1)
-    np.savez(
-        tmp_path / "mine.npz", node_counts=sizes, edge_counts=sizes, u=u, v=v, feat=features, graph_label=labels, **ids
     )
     return tmp_path / "mine.npz"
 
@@ -81,11 +63,10 @@ def assert_same_run(found, expected, tolerance=2e-5):
             torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize(("size", "scheme", "backend"), [(2, "heads", "reference"), (3, "halo", "split")])
-def test_a_partitioned_graph_trains_as_on_one_process(pool, node_file, tmp_path, one_thread, size, scheme, backend):
+@pytest.mark.parametrize(("size", "backend"), [(2, "reference"), (3, "split")])
+def test_a_divided_graph_trains_as_on_one_process(pool, node_file, tmp_path, one_thread, size, backend):
     asked = settings(node_file)
     expected = one_process(asked, tmp_path / "one")
-    asked["runtime"]["partition"] = scheme
     asked["attention"]["backend"] = backend
     found = pool.run(parallel_jobs.train, size, asked, str(tmp_path / "several"))
     assert_same_run(found, expected)
@@ -103,12 +84,10 @@ def test_all_ranks_capture_the_step_or_none_does(pool, node_file, tmp_path, one_
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", GPUS)
-@pytest.mark.parametrize("scheme", ["halo", "heads"])
-def test_gpus_train_what_one_trains_also_by_a_cuda_graph(node_file, tmp_path, size, scheme):
+def test_gpus_train_what_one_trains_also_by_a_cuda_graph(node_file, tmp_path, size):
     asked = settings(node_file, training__precision="bfloat16", runtime__device="cuda", attention__backend="fused3s")
     asked["model"] |= {"dim": 64, "heads": 8}
     expected = one_process(asked, tmp_path / "one")
-    asked["runtime"]["partition"] = scheme
     runs = []
     for captured in (False, "auto" if torch.cuda.device_count() < size else True):
         asked["runtime"]["cuda_graph"] = captured
@@ -119,18 +98,8 @@ def test_gpus_train_what_one_trains_also_by_a_cuda_graph(node_file, tmp_path, si
     assert eager == pytest.approx([record.loss for record in expected[0]], abs=0.02)
 
 
-# Batches of 5 graphs and then of 3: with 4 ranks one has no graph of the last one.
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_collection_trains_as_on_one_process(pool, graph_file, tmp_path, one_thread, size):
-    asked = settings(graph_file, **COLLECTION)
-    expected = one_process(asked, tmp_path / "one")
-    assert_same_run(pool.run(parallel_jobs.train, size, asked, str(tmp_path / "several")), expected)
-
-
-@pytest.mark.parametrize("kind", ["node", "graph"])
-def test_runs_with_dropout_repeat_their_bits_also_after_a_stop(pool, request, tmp_path, kind):
-    asked = settings(request.getfixturevalue(f"{kind}_file"), **(COLLECTION if kind == "graph" else {}))
-    asked["training"]["precision"] = "bfloat16" if kind == "graph" else "float32"
+def test_runs_with_dropout_repeat_their_bits_also_after_a_stop(pool, node_file, tmp_path):
+    asked = settings(node_file)
     asked["model"] |= {"dropout": 0.2, "attention_dropout": 0.3, "input_dropout": 0.1}
     whole, again = (pool.run(parallel_jobs.train, 2, asked, str(tmp_path / name)) for name in ("whole", "again"))
     pool.run(parallel_jobs.train_until, 2, asked, str(tmp_path / "stopped"), 1)
@@ -152,18 +121,18 @@ def test_only_rank_0_writes_and_any_rank_stops_all(pool, node_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "message"),
+    ("changes", "message"),
     [
-        ("node", {"model__norm": "batch"}, "model.norm = 'batch'"),
-        ("graph", {"model__norm": "batch"}, "model.norm = 'batch' on several ranks"),
-        ("node", {"model__pos_enc": 2}, "model.pos_enc = 2"),
-        ("node", {"training__sampler": "neighbor"}, "training.sampler = 'neighbor'"),
-        ("node", {"attention__reorder": "communities"}, "attention.reorder = 'communities'"),
-        ("node", {"runtime__partition": "heads", "model__heads": 2}, "got 'heads' with 2 heads on 3 ranks"),
+        ({"model__norm": "batch"}, "model.norm = 'batch'"),
+        ({"model__pos_enc": 2}, "model.pos_enc = 2"),
+        ({"model__virtual_node": True}, "model.virtual_node = True"),
+        ({"model__kind": "gat_conv"}, "model.kind = 'gat_conv'"),
+        ({"training__sampler": "neighbor"}, "training.sampler = 'neighbor'"),
+        ({"attention__reorder": "communities"}, "attention.reorder = 'communities'"),
     ],
 )
-def test_what_ranks_cannot_train_is_refused(pool, request, tmp_path, kind, changes, message):
-    asked = settings(request.getfixturevalue(f"{kind}_file"), **(COLLECTION if kind == "graph" else {}) | changes)
+def test_what_ranks_cannot_train_is_refused(pool, node_file, tmp_path, changes, message):
+    asked = settings(node_file, **changes)
     if "attention__reorder" in changes:
         asked["attention"]["backend"] = "auto"
     texts = pool.run(parallel_jobs.error_of_training, 3, asked, str(tmp_path / "run"))

@@ -89,6 +89,26 @@ def test_the_first_picture_holds_every_kernel_that_was_measured_in_float32():
     ]
 
 
+def test_all_lines_of_a_figure_are_of_one_gpu():
+    """PyG was measured at four sizes on one GPU, ours at two on it and at three on another."""
+    step = {"bench": "layers", "dtype": "float32", "l2": "none"}
+    sides = [("pyg", "eager", "H200", 4), ("pyg", "compiled", "H200", 3), ("auto", "eager", "H200", 2)]
+    sides += [("auto", "eager", "H100", 3), ("pyg", "eager", "H100", 3), ("pyg", "compiled", "H100", 3)]
+    rows = [
+        row(size, name, time, variant=size, launch=launch, device=f"NVIDIA {gpu}", metric=metric, unit="none", **step)
+        for name, launch, gpu, count in sides
+        for size, time in zip(["1m", "4m", "17m", "67m"][:count], [1.0, 4.0, 16.0, 64.0], strict=False)
+        for metric in ("time", "peak_memory")
+    ]
+    ((file, figure),) = draw(Data(frame(rows)), "scale")
+    points = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].lines if line.get_marker() == "o"}
+    lengths = {gpu: [n for *_, one, n in sides if one == gpu] for gpu in ("H100", "H200")}
+    (gpu,) = (gpu for gpu in lengths if gpu.lower() in file)
+    assert sorted(points.values()) == sorted(lengths[gpu])
+    assert sum("NVIDIA" in text for text in texts(figure)) == 1
+    assert not any("NVIDIA H100" in text and "NVIDIA H200" in text for text in texts(figure))
+
+
 def test_wrong_steps_are_missing_from_the_bars_of_times():
     step = {"bench": "training", "scope": "model", "region": "step", "blocks": 10, "dtype": "bfloat16", "l2": "none"}
     step |= {"plan": "none", "dense": "fused", "launch": "cuda_graph", "out_dtype": "bfloat16"}

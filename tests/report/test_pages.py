@@ -56,6 +56,14 @@ def test_scores_by_hand():
     assert line.endswith("| 2 | 0.7500 ± 0.1500 | +0.1500 ± 0.1803 | +0.1500 ± 0.0500 (n = 2) |")
 
 
+def test_scores_of_another_configuration_are_a_line_of_their_own():
+    """Also where it has the same seeds, and its weights the same path."""
+    runs = [score("train", "fused3s", seed, 0.8) for seed in range(3)]
+    runs += [score("train", "fused3s", seed, 0.4, config_sha="other") for seed in (0, 3)]
+    lines = [line for line in split_scores(Data(frame(runs))).splitlines() if "fused3s" in line]
+    assert [line.split(" | ")[6:8] for line in lines] == [["3", "0.8000 ± 0.0000"], ["2", "0.4000 ± 0.0000"]]
+
+
 def test_a_change_in_inference_is_of_the_same_weights():
     trained = [score("train", "fused3s", seed, value) for seed, value in ((0, 0.6), (1, 0.9))]
     used = [

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from kernel_rows import row
+from scipy.stats import spearmanr
 
 from report import verdicts
 from report.engine import Data
@@ -84,6 +85,33 @@ def test_a_caption_is_judged_on_the_graphs_of_both():
     finding = judge_near(found, {"value": 2.0, "cases": {"": PAIR}, "times": times})
     assert finding.verdict == YES
     assert f"26.00x, {ratio:.2f}x" in finding.ours
+
+
+def test_the_order_of_the_graphs_is_compared_with_the_papers():
+    """Of citeseer, cora and pubmed PyG's published time over Fused3S is 35, 26 and 17."""
+    graphs = {"citeseer": 5.0, "cora": 9.0, "pubmed": 2.0}
+    rows = [row(name, "fused3s_paper", 1.0) for name in graphs]
+    rows += [row(name, "pyg", ratio) for name, ratio in graphs.items()]
+    times = PUBLISHED | {"device": "GH200", "by": ["dataset"], "ours": PAPER, "theirs": {"backend": "pyg"}}
+    published = pd.read_csv(GH200).set_index("dataset").loc[[*graphs]]
+    ratios = published["pyg_gtconv"] / published["f3s_1tb1rw_scheduled_permuteV"]
+    expected = spearmanr(ratios, [*graphs.values()]).statistic
+    finding = judge_near(Data(frame(rows)), {"value": 14.7, "cases": {"": PAIR}, "times": times})
+    assert finding.ours.endswith(f"; rank correlation {expected:.2f} (n = 3)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "edge"),
+    [
+        ("near", {"value": 2.0, "cases": {"": PAIR}}, (1.61, 1.9)),  # in part below 1.6
+        ("holds", {"cases": {"pyg": PAIR | {"above": 1}}}, (1.04, 1.06)),
+        ("holds", {"cases": {"pyg": PAIR | {"below": 1}}}, (0.96, 0.94)),
+    ],
+)
+def test_a_verdict_that_five_percent_turn_is_on_the_edge(kind, spec, edge):
+    near_it, far = (verdicts.PREDICATES[kind](data(ratio), spec) for ratio in edge)
+    assert (near_it.verdict, far.verdict) == (YES, YES)
+    assert (near_it.why, far.why) == ("On the edge.", "")
 
 
 @pytest.mark.parametrize(("last", "verdict"), [(Finding(MISSING, "1.2x"), NO), (NOT_RECORDED, MISSING), (DONE, PART)])

@@ -314,9 +314,22 @@ def test_the_two_layers_that_ship_predict_cora(infer, tmp_path):
     assert done.exit_code == 0, done.stderr
     assert "cora-2-layers.safetensors" in done.stdout
     assert "agrees with the reference" in done.stdout
-    with (tmp_path / "r.csv").open() as file:
-        found = {row["metric"]: float(row["value"]) for row in csv.DictReader(file)}
+    found = {row["metric"]: float(row["value"]) for row in rows(tmp_path)}
     assert found["test_accuracy"] == pytest.approx(0.829, abs=0.002)
     assert "share_of_model_time" not in found
     refused = infer("--profile", **shipped)
     assert "--profile: times the parts of a Graph Transformer, and model.kind is 'transformer_conv'" in refused.stderr
+
+
+def test_two_configurations_are_two_runs_of_one_report(infer, tmp_path):
+    """What `make infer` runs: the layers that predict Cora, then the ten blocks that are timed."""
+    two = ("--config", "configs/infer/cora.yaml")
+    quick = ("runtime.warmup=1", "runtime.repeats=1", "runtime.device=cpu")
+    done = infer(*two, config="configs/train/cora.yaml", settings=quick)
+    assert done.exit_code == 0, done.stderr
+    found = {(row["config"], row["metric"]): float(row["value"]) for row in rows(tmp_path)}
+    assert found["configs/train/cora.yaml", "test_accuracy"] == pytest.approx(0.829, abs=0.002)
+    assert found["configs/infer/cora.yaml", "test_accuracy"] == pytest.approx(0.755, abs=0.002)
+    assert ("configs/infer/cora.yaml", "share_of_model_time") in found
+    refused = infer("--output", tmp_path / "o.npz", *two, config="configs/train/cora.yaml", settings=quick)
+    assert (refused.exit_code, "2 --config: allowed without --output" in refused.stderr) == (2, True)

@@ -104,6 +104,32 @@ def test_report_files_and_rows(train, tmp_path, monkeypatch):
     assert [(row.region, row.value) for row in points] == [(f"epoch {nth}", means[nth - 1]) for nth in (1, 2, 4)]
 
 
+def test_a_run_that_is_over_adds_no_rows_a_second_time(train, tmp_path):
+    assert train("run", "--set", "training.seeds=[3, 4]").exit_code == 0
+    rows = (tmp_path / "r.csv").read_text()
+    again = train("run", "--set", "training.seeds=[3, 4]", "--resume")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "r.csv").read_text() == rows
+    (tmp_path / "r.csv").unlink()  # as if it had ended between its last epoch and its rows
+    assert train("run", "--set", "training.seeds=[3, 4]", "--resume").exit_code == 0
+    assert [row.value for row in read_rows(tmp_path / "r.csv") if row.metric == "test_accuracy"] == [
+        float(line.split(",")[rows.split("\n")[0].split(",").index("value")])
+        for line in rows.splitlines()
+        if ",test_accuracy," in line
+    ]
+
+
+def test_a_log_without_the_first_epochs_keeps_the_numbers_of_the_others(train, tmp_path):
+    assert train("run").exit_code == 0
+    log = tmp_path / "run" / "metrics.csv"
+    header, _, _, *rest = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([header, *rest]))
+    (tmp_path / "r.csv").unlink()
+    assert train("run", "--resume").exit_code == 0
+    points = [(row.region, row.value) for row in read_rows(tmp_path / "r.csv") if row.region != "none"]
+    assert points == [(f"epoch {nth}", float(line.split(",")[4])) for nth, line in zip((3, 4), rest, strict=True)]
+
+
 def test_a_killed_run_resumes_to_the_same_bits(train, arguments, tmp_path):
     """SIGKILL at an arbitrary moment."""
     more = ["--set", "training.epochs=60"]

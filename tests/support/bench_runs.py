@@ -13,6 +13,7 @@ from common.provenance import provenance
 from common.records import Row, read_rows
 from configs import load_config
 from configs.bench import BenchConfig
+from data import Dataset, registry
 
 CPU = torch.device("cpu")
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "bench"
@@ -43,3 +44,10 @@ def context(config: BenchConfig) -> Context:
     (name, *_) = config.names
     loaded = config.load(config.graph_of(name), features=False)
     return Context(config, Path("c.yaml"), provenance(CPU), CPU, name, loaded)
+
+
+def add_dataset(monkeypatch: pytest.MonkeyPatch, entry: Dataset) -> None:
+    """Register a data set under its name."""
+    known = registry._known
+    monkeypatch.setitem(registry._table(), entry.name, {})
+    monkeypatch.setattr(registry, "_known", lambda name: entry if name == entry.name else known(name))

@@ -49,8 +49,8 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch, mode: str = "late") -> Iterator[
 
     known: list[tuple[int, torch.Tensor]] = []  # address, and what may be read and written from there on
 
-    def allocate(sizes, device):
-        memory, addresses = empty_arrays(sizes, device)
+    def allocate(sizes, device, memory=None):
+        memory, addresses = empty_arrays(sizes, device, *([] if memory is None else [memory]))
         known.extend(zip(addresses, memory[: sum(sizes)].split(sizes), strict=True))
         return memory, addresses
 

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from baselines import REGISTRY
 from common.launch import RankError
-from configs import TrainConfig
+from configs import Config, TrainConfig
+from data import LoadedGraph
 from data.dgl import import_dgl
 from fused3s.backends.base import Gradients
 from fused3s.backends.cuda import refuse_gradients
@@ -31,22 +32,21 @@ from fused3s.terms.dropout import Dropout
 from models import GraphTransformer
 from parallel import (
     Group,
-    PartitionError,
+    Part,
     check_agreement,
     gather_rows,
-    inputs,
-    load_part,
     on_first_rank,
     plan_part_attention,
     ranks,
-    sum_in_rank_order,
+    scatter,
 )
 from parallel import group as group_module
 from parallel.capture import capture_together
-from parallel.collectives import gather_uneven
+from parallel.collectives import gather_uneven, sum_in_rank_order
+from parallel.datasets import open_part
 from parallel.inputs import prepare_part
 from parallel.passes import SplitPasses
-from parallel.training import RankTrainer, load_on_ranks
+from parallel.training import RankTrainer
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
 from training import EpochRecord, TrainingError, TrainResult
 
@@ -81,21 +81,19 @@ def register_backends() -> None:
 
 def attend(
     group: Group,
-    cases: list[tuple[str, list[torch.Tensor], torch.Tensor]],
-    scheme: str,
+    cases: list[tuple[list[Part], list[torch.Tensor], torch.Tensor]],
     backend: str,
     options: dict[str, Any],
 ) -> list[list[torch.Tensor]]:
-    """For each case (folder, [q, k, v] of all rows, gradient of the output): rows of this rank, output, gradients."""
+    """For each case (parts, [q, k, v] of all rows, gradient of the output): rows of this rank, output, gradients."""
     found = []
-    for folder, tensors, grad_output in cases:
-        part = load_part(folder, group)
-        rows = torch.from_numpy(part.rows.copy())
+    for parts, tensors, grad_output in cases:
+        part = parts[group.rank]
+        rows = torch.from_numpy(part.rows)
         q, k, v = (tensor[rows].to(group.device).requires_grad_() for tensor in tensors)
         attention = plan_part_attention(
             part,
             group,
-            scheme=scheme,
             backend=backend,
             dtype=q.dtype,
             head_dim=q.shape[2],
@@ -103,7 +101,7 @@ def attend(
             backward=True,
         )
         assert attention.backend == backend
-        assert isinstance(attention.passes, SplitPasses) == (backend in ("split", "fused3s") and scheme != "heads")
+        assert isinstance(attention.passes, SplitPasses) == (backend in ("split", "fused3s"))
         output = attention(q, k, v, **options)
         gradients = torch.autograd.grad(output, [q, k, v], grad_output[rows].to(output))
         with torch.no_grad():
@@ -117,22 +115,21 @@ def attend(
     return found
 
 
-def attend_by_fused3s(group: Group, cases: list[Any], scheme: str, options: dict[str, Any]) -> list[list[torch.Tensor]]:
+def attend_by_fused3s(group: Group, cases: list[Any], options: dict[str, Any]) -> list[list[torch.Tensor]]:
     """As `attend`, by the CUDA kernels of fused3s on the CPU (tests/cuda_shim)."""
     with cuda_on_cpu(MODES["late"]), pytest.MonkeyPatch.context() as patch, poisoned_buffers(patch):
-        return attend(group, cases, scheme, "fused3s", options)
+        return attend(group, cases, "fused3s", options)
 
 
-def attend_on_gpus(rank: int, cases: list[Any], scheme: str) -> list[list[torch.Tensor]]:
+def attend_on_gpus(rank: int, cases: list[Any]) -> list[list[torch.Tensor]]:
     """As `attend`, by fused3s; ranks that have no GPU of their own share one."""
     with ranks("cuda") as group:
-        return attend(group, cases, scheme, "fused3s", {})
+        return attend(group, cases, "fused3s", {})
 
 
 def loss_along(
     group: Group,
-    folder: str,
-    scheme: str,
+    parts: list[Part],
     backend: str,
     tensors: list[torch.Tensor],
     directions: list[torch.Tensor],
@@ -141,12 +138,11 @@ def loss_along(
 ) -> list[float]:
     """This rank's part of <grad_output, output> with dropout: at `tensors` moved by -step and by +step along
     `directions`, and its derivative along them by the gradients."""
-    part = load_part(folder, group)
-    rows = torch.from_numpy(part.rows.copy())
+    part = parts[group.rank]
+    rows = torch.from_numpy(part.rows)
     attention = plan_part_attention(
         part,
         group,
-        scheme=scheme,
         backend=backend,
         dtype=torch.float64,
         head_dim=tensors[0].shape[2],
@@ -166,55 +162,20 @@ def loss_along(
         return [loss(-step)[0].item(), loss(step)[0].item(), float(slope)]
 
 
-def count_bytes(group: Group, folder: str, scheme: str, num_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """Bytes that this rank receives from and sends to other ranks in a forward pass in float32, and its collectives."""
-    part = load_part(folder, group)
-    attention = plan_part_attention(
-        part,
-        group,
-        scheme=scheme,
-        backend="reference",
-        dtype=torch.float32,
-        head_dim=head_dim,
-        num_heads=num_heads,
-    )
-    q = torch.randn(part.num_rows, num_heads, head_dim)
-    received, sent, calls = 0, 0, 0
-    gather_name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"  # torch 2.13
-    exchange, gather = dist.all_to_all_single, getattr(dist, gather_name)
-
-    def counted_exchange(output, tensor, output_sizes, input_sizes, **options):
-        nonlocal received, sent, calls
-        row_bytes = tensor[:1].nbytes if len(tensor) else output[:1].nbytes
-        received += row_bytes * (sum(output_sizes) - output_sizes[group.rank])
-        sent += row_bytes * (sum(input_sizes) - input_sizes[group.rank])
-        calls += 1
-        return exchange(output, tensor, output_sizes, input_sizes, **options)
-
-    def counted_gather(output, tensor, **options):
-        nonlocal received, sent, calls
-        received += output.nbytes - tensor.nbytes
-        sent += (group.size - 1) * tensor.nbytes
-        calls += 1
-        return gather(output, tensor, **options)
-
-    dist.all_to_all_single = counted_exchange
-    setattr(dist, gather_name, counted_gather)
-    try:
-        attention(q, q, q)
-    finally:
-        dist.all_to_all_single = exchange
-        setattr(dist, gather_name, gather)
-    return received, sent, calls
-
-
-def gather(group: Group, folder: str, columns: int, rows_per_block: int) -> list[torch.Tensor]:
+def gather(group: Group, parts: list[Part], columns: int) -> torch.Tensor | None:
     """What `gather_rows` gives rank 0 of rows that hold their number in the graph."""
-    part = load_part(folder, group)
-    rows = torch.from_numpy(part.rows.copy())[:, None].expand(-1, columns).contiguous()
-    blocks: list[torch.Tensor] = []
-    gather_rows(part, rows, group, blocks.append, rows_per_block)
-    return blocks
+    part = parts[group.rank]
+    rows = torch.from_numpy(part.rows)[:, None].expand(-1, columns).contiguous()
+    return gather_rows(part, rows, group)
+
+
+def scattered(group: Group, values: list[Any]) -> Any:
+    """What `scatter` gives each rank of the values of rank 0."""
+    return scatter(group, values if group.is_first else None)
+
+
+def open_data(group: Group, config: Config) -> tuple[Part, LoadedGraph, LoadedGraph | None]:
+    return open_part(config, group, lambda text: None)
 
 
 def collect(group: Group, tensors: list[list[torch.Tensor]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -242,44 +203,35 @@ def run_script(rank: int, name: str, arguments: list[list[str]]) -> tuple[int, s
     return done.exit_code, done.output
 
 
-def run_script_faster_on_one(rank: int, name: str, arguments: list[list[str]]) -> tuple[int, str]:
-    """As `run_script`, on a graph that one GPU is predicted to compute faster."""
-    inputs.one_gpu_is_faster = lambda *_: "predicted"
-    return run_script(rank, name, arguments)
-
-
 def run_model(
     group: Group,
-    folder: str,
-    scheme: str,
+    parts: list[Part],
     options: dict[str, Any],
     weights: dict[str, torch.Tensor],
+    features: torch.Tensor,
     labels: torch.Tensor,
 ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
     """Logits of the Graph Transformer in the graph's order, and the gradients of its weights for the sum of the losses
     of all rows."""
-    part = load_part(folder, group)
+    part = parts[group.rank]
     model = GraphTransformer(**options).double()
     model.load_state_dict(weights)
     attention = plan_part_attention(
         part,
         group,
-        scheme=scheme,
         backend="split",
         dtype=torch.float64,
         head_dim=model.head_dim,
         num_heads=options["heads"],
         backward=True,
     )
-    logits = model(prepare_part(model, part, attention))
-    rows = torch.from_numpy(part.rows.copy())
+    rows = torch.from_numpy(part.rows)
+    logits = model(prepare_part(model, features[rows], attention))
     torch.nn.functional.cross_entropy(logits, labels[rows], reduction="sum").backward()
     parameters = dict(model.named_parameters())
     sum_in_rank_order([parameter.grad for parameter in parameters.values()], group)
     gradients = {name: parameter.grad for name, parameter in parameters.items()}
-    blocks: list[torch.Tensor] = []
-    gather_rows(part, logits.detach(), group, blocks.append, rows_per_block=40)
-    return torch.cat(blocks) if blocks else None, gradients
+    return gather_rows(part, logits.detach(), group), gradients
 
 
 def train(
@@ -287,7 +239,7 @@ def train(
 ) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor]]:
     """Epochs, result and weights of a run of `scripts/train.py`."""
     config = TrainConfig.model_validate(settings)
-    loaded, part = load_on_ranks(config, group, lambda text: None)
+    part, loaded, _ = open_part(config, group, lambda text: None)
     trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0, resume=resume)
     records = list(trainer.run())
     return records, trainer.result, trainer.step.model.state_dict()
@@ -313,7 +265,7 @@ def train_captured(
         patch.setattr(CalledAgain, "FAILING", failing)
         patch.setattr(RankTrainer, "_capture_refused", lambda trainer: None)
         config = TrainConfig.model_validate(settings)
-        loaded, part = load_on_ranks(config, group, lambda text: None)
+        part, loaded, _ = open_part(config, group, lambda text: None)
         trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0)
         records = list(trainer.run())
         return records, trainer.result, trainer.step.model.state_dict(), trainer.graph_reason, len(group.graphs)
@@ -322,7 +274,7 @@ def train_captured(
 def train_until(group: Group, settings: dict[str, Any], folder: str, epochs: int) -> int:
     """Train until the last rank asks for a stop in epoch `epochs`; the epochs that this rank trained."""
     config = TrainConfig.model_validate(settings)
-    loaded, part = load_on_ranks(config, group, lambda text: None)
+    part, loaded, _ = open_part(config, group, lambda text: None)
     trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0)
     is_last = group.rank == group.size - 1
     trainer.stop = is_last and epochs == 1
@@ -402,13 +354,5 @@ def agree(group: Group, values: list[dict[str, str]]) -> str:
     try:
         check_agreement(group, values[group.rank])
     except RankError as error:
-        return str(error)
-    return ""
-
-
-def load(group: Group, folders: list[Path]) -> str:
-    try:
-        load_part(folders[group.rank], group)
-    except (PartitionError, RankError) as error:
         return str(error)
     return ""

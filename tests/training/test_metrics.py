@@ -49,7 +49,12 @@ def test_labels_and_splits_decide_what_inference_scores(nodes, graphs, replaced)
     logits = torch.nn.functional.one_hot(nodes.labels.clamp(min=0), 3).half()
     logits[nodes.splits["test"][0]] = torch.tensor([0.0, 0.0, 9.0]) - logits[nodes.splits["test"][0]] * 99
     found = score_on_test(logits, nodes)
-    assert (found.metric, found.part, found.rows, found.kind) == ("accuracy", "test", 12, "nodes")
+    known = int((nodes.labels[nodes.splits["test"]] >= 0).sum())
+    assert (found.metric, found.part, found.rows, found.kind) == ("accuracy", "test", known, "nodes")
+    half = torch.where(torch.arange(37) % 2 == 0, nodes.labels, -1)
+    assert score_on_test(logits, replaced(nodes, splits=None, labels=half)).rows == 18
+    missing = replaced(graphs, splits=None, labels=torch.where(torch.arange(24)[:, None] < 5, torch.nan, graphs.labels))
+    assert score_on_test(graphs.labels.nan_to_num(), missing).rows == int((~missing.labels.isnan()).any(1).sum()) < 20
     assert found.value < 1
     assert score_on_test(logits, replaced(nodes, splits=None)).part == "all"
     assert score_on_test(logits, replaced(nodes, labels=None)) is None

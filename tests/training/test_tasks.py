@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from models import GraphTransformer
 from models.metrics import score_on_test
-from parallel.training import RankStep, SharedGraphsTask
+from parallel.training import RankStep
 from training import Trainer
 from training.rows import run_rows
 from training.targets import Targets
@@ -58,8 +58,6 @@ def test_a_split_that_cuts_a_graph_is_refused(nodes_of_graphs, make_config, repl
 
 def test_several_ranks_refuse_weights_of_classes(nodes_of_graphs, make_config, tmp_path):
     trainer = Trainer(make_config(), nodes_of_graphs, tmp_path, seed=0)
-    with pytest.raises(ValueError, match="nodes of a collection of graphs on several ranks: train on one process"):
-        SharedGraphsTask(trainer.task, None)
     step = trainer.step
     arguments = step.model, step.working, step.forward, step.optimiser, step.clip_norm, step.loss_of
     with pytest.raises(ValueError, match="the weights of the classes would be of one rank's rows; train on one"):

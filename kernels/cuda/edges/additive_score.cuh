@@ -15,7 +15,7 @@ __device__ __forceinline__ float additive_product(const float (&a)[kLaneDims], c
 }
 
 // sums[d] += weight * a leaky_relu'(q + k), the gradient of q and of k. With kOfWeight sums[kOfWeight + d] += weight *
-// leaky_relu(q + k), that of a.
+// leaky_relu(q + k), the gradient of a.
 template <int kOfWeight, int kSums, int kLaneDims>
 __device__ __forceinline__ void add_additive_gradients(float (&sums)[kSums], float weight, const float (&a)[kLaneDims],
                                                        const float (&q)[kLaneDims], const float (&k)[kLaneDims],

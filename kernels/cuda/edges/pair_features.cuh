@@ -148,7 +148,7 @@ struct PairFeatures {
     }
   }
 
-  // The elements of the lane's pair in C fragments: those of the lane with x = 0, then those of the lane with x = 1.
+  // The elements of the lane's pair in C fragments: first from the lane with x = 0, then from the lane with x = 1.
   __device__ __forceinline__ void to_pair(float (&x)[8], const float (&c)[2][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

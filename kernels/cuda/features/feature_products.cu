@@ -1,5 +1,5 @@
 // Products with the weights of low-rank edge features, before and after edges/forward.cu, for 16-bit tensors; bound by
-// memory. float32: feature_products_float.cu.
+// memory. float32: weight_gradient_float.cu, and GEMMs of cuBLAS.
 //
 //   project_query    u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     C[16 rows, 16 features] = q[16, kDim] W[kDim, 16]
 //   add_features     O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    C[16 rows, kDim] = s[16, 16] W'^T[16, kDim]

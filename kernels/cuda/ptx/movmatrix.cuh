@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-// Lane i gives elements 2 (i % 4) and the next of row i / 4, and gets those of the transposed matrix.
+// In: lane i holds elements 2 (i % 4) and 2 (i % 4) + 1 of row i / 4. Out: the same elements of the transposed matrix.
 __device__ __forceinline__ u32 movmatrix_trans(u32 word) {
   u32 transposed;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));

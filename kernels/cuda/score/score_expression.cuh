@@ -1,5 +1,5 @@
-// The expression of a call's score term: this one, of none. terms/score_source.py writes those of terms; they take the
-// place of this file.
+// The score expression of a call without a score term. For a term, terms/score_source.py generates a file that replaces
+// this one.
 #pragma once
 struct ScoreExpression {
   static constexpr int kRowValues = 0, kColumnValues = 0, kEdgeValues = 0, kHeadValues = 0;
@@ -11,7 +11,8 @@ struct ScoreExpression {
     return s;
   }
 
-  // Returns the gradient of s, from that of the score, `g`; those of the values to the last argument.
+  // Returns the gradient of s, given the gradient `g` of the score. The last argument receives the gradients of the
+  // values.
   template <typename Values, typename Numbers>
   __device__ static __forceinline__ float gradient(float g, float, const Values&, const Numbers&, Values&) {
     return g;

@@ -28,7 +28,7 @@ struct BackwardParams {
   const int* row_ids;          // [num_windows][16]  rows of each window; null: 16 w, 16 w + 1, ...
   const i64* seed;             // [1]  dropout seed; null without dropout
 #include "score/score_term_pointers.cuh"
-  // Gradients of the values of a score term, those of heads of each row; null: not wanted.
+  // Gradients of the values of a score term (values of heads: per row); null: not wanted.
   float* row_value_gradients;     // [num_rows][H][n]  row pass
   float* head_value_gradients;    // [num_rows][H][n]  row pass
   float* column_value_gradients;  // [num_cols][H][n]  column pass

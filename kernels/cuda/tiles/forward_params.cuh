@@ -52,7 +52,7 @@ struct Params {
   const u8* slot_places;       // [nnz]  16 * row + key in the KV tile
   const u16* features;         // [nnz][16]  of each slot; rows aligned to 16 bytes, zero past the last feature
   const uint4* feature_weights;  // [H]  PackedWeights (tile_features.cuh)
-  // Values of edges are those of each slot.
+  // Values of edges: one per slot.
 #include "score/score_term_pointers.cuh"
   DropoutParams dropout;
   i64 query_head_stride;       // elements

@@ -1,5 +1,5 @@
 // Values of a score term of the 16 rows of a window, or of the 16 gathered rows of a KV tile: lanes i and i + 16 hold
-// those of row i, where C fragments would need those of several rows in each lane.
+// the values of row i. (A C fragment would need the values of several rows in each lane.)
 #pragma once
 #include "common.cuh"
 #include "tiles/forward_params.cuh"

@@ -1,16 +1,17 @@
 """Products with the weights of low-rank edge features, before and after the kernel of `fused3s`, and the weights packed
 for the kernels that compute these products.
 
-cuda/features/pack_features.cu           weights as B fragments
-cuda/features/feature_products.cu        16-bit tensors
-cuda/features/feature_products_float.cu  float32
-cuda/features/weight_gradient.cuh        shared part of the gradients of the weights
+cuda/features/pack_features.cu          weights as B fragments
+cuda/features/feature_products.cu       16-bit tensors
+cuda/features/weight_gradient_float.cu  gradients of the weights in float32; its other products are GEMMs of cuBLAS
+cuda/features/weight_gradient.cuh       shared part of the gradients of the weights
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
+from torch.nn import functional
 
 from ...backends.cuda import split_scratch
 from ...runtime.device import WARP_SIZE, gpu_limits
@@ -62,12 +63,13 @@ def product_instance(
     """An instance of "project_query", "add_features" or "weight_gradient".
 
     Args:
-        dtype: torch.float16, torch.bfloat16 or torch.float32; all tensors have it except float32 results.
+        dtype: torch.float16 or torch.bfloat16, and torch.float32 of "weight_gradient"; all tensors have it except
+            float32 results.
         dim: dimensions of a head, an even number up to 256.
         out_dtype: output type of "add_features", torch.float32 or `dtype`.
     """
     if dtype == torch.float32:
-        return KernelInstance("features/feature_products_float.cu", f"{function}_float", (dim,))
+        return KernelInstance("features/weight_gradient_float.cu", "weight_gradient_float", (dim,))
     types = (dtype,) if out_dtype is None else (dtype, out_dtype)
     return KernelInstance("features/feature_products.cu", function, (*types, dim))
 
@@ -87,6 +89,9 @@ def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     projected = query.new_empty((num_heads, num_rows, FEATURES), dtype=torch.float32)
     if projected.numel() == 0:
         return projected
+    if query.dtype == torch.float32:  # by `out`, which autocast leaves alone
+        padded = functional.pad(weight, (0, FEATURES - weight.shape[2]))
+        return torch.bmm(query.transpose(0, 1), padded, out=projected)
     kernel = get_kernel(product_instance("project_query", query.dtype, dim), query.device.index)
     groups, (row_stride, head_stride, _) = -(-num_heads // kernel.sizes.block_items), query.stride()
     launch_kernel(
@@ -118,6 +123,10 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     """
     num_rows, num_heads, dim = output.shape
     if output.numel() == 0:
+        return
+    if weight.dtype == torch.float32:
+        sums = feature_sums[..., : weight.shape[2]]
+        output.transpose(0, 1).baddbmm_(sums, weight.transpose(1, 2))
         return
     kernel = get_kernel(product_instance("add_features", weight.dtype, dim, output.dtype), output.device.index)
     groups = -(-num_heads // kernel.sizes.block_items)

@@ -1,6 +1,6 @@
 """Edge data in the order of the slots of KV tiles, in which the forward kernel over KV tiles reads it in whole lines.
 
-The result is kept with the tensor that it was made of: bound edge data serves many calls.
+The result is cached on its source tensor, since bound edge data serves many calls.
 """
 
 import torch

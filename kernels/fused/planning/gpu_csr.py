@@ -92,6 +92,15 @@ class GPUCSR:
         """32-bit words of each array in the shared memory block."""
         return (most_edges,) * (1 + wants_edges + 2 * transposes)
 
+    @staticmethod
+    def _first_offset(shape: tuple[int, int]) -> int:
+        return COUNTS + (sum(shape) + 1) // 2  # the counts are int32
+
+    @staticmethod
+    def wide_size(shape: tuple[int, int], transposes: bool) -> int:
+        """Length of the memory of the int64 arrays."""
+        return GPUCSR._first_offset(shape) + shape[0] + 1 + (shape[1] + 1 if transposes else 0)
+
     def __init__(
         self,
         device: torch.device,
@@ -101,6 +110,7 @@ class GPUCSR:
         most_edges: int,
         transposes: bool,
         wants_edges: bool,
+        wide: torch.Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -109,12 +119,14 @@ class GPUCSR:
             view: returns the next array.
             shape: (num_rows, num_cols), at least 1; num_rows up to MOST_IDS with a transpose, num_cols in any case.
             most_edges: up to MOST_EDGES.
+            wide: [wide_size(...)] int64, memory for the int64 arrays; None: it is allocated.
         """
         self._shape, self._most_edges = shape, most_edges
         num_rows, num_cols = shape
-        first = COUNTS + (num_rows + num_cols + 1) // 2  # the counts are int32
-        count = first + num_rows + 1 + (num_cols + 1 if transposes else 0)
-        wide = self._wide = torch.empty(count, dtype=torch.int64, device=device)
+        first = self._first_offset(shape)
+        if wide is None:
+            wide = torch.empty(self.wide_size(shape, transposes), dtype=torch.int64, device=device)
+        self._wide = wide
         self.address_of_numbers = address_of(wide)
         self.zeros = self.address_of_numbers, 2 * first
         offsets = self.address_of_numbers + 8 * first
@@ -216,9 +228,19 @@ def num_keys(source: EdgeSource, most_edges: int, transposes: bool) -> int:
     return min(max(0, found), most_edges)
 
 
-def allocate(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, list[int]]:
-    """Memory for consecutive arrays of the given sizes in 32-bit words, and the address of each."""
-    memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+def allocate(
+    sizes: Sequence[int], device: torch.device, memory: torch.Tensor | None = None
+) -> tuple[torch.Tensor, list[int]]:
+    """Memory for consecutive arrays of the given sizes in 32-bit words, and the address of each; in `memory`, or new.
+
+    Raises:
+        ValueError: `memory` is too short.
+    """
+    if memory is None:
+        memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+    elif len(memory) < sum(sizes):
+        raise ValueError(f"memory: got {len(memory)} words for arrays of {sum(sizes)} words")
+    memory = memory[: sum(sizes)]
     address, addresses = memory.data_ptr(), []
     for size in sizes:
         addresses.append(address)

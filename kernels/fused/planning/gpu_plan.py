@@ -102,6 +102,23 @@ class PlanForm:
         return 0 if not self.schedules else 1 + any(each.of_transpose for each in self.schedules)
 
 
+# 32-bit words of all arrays of a plan, at most: for each edge, row, column, and besides; with schedules of up to four
+# warps a block, and parts of at least 16 edges.
+EDGE_WORDS, ROW_WORDS, COLUMN_WORDS, MORE_WORDS = 11, 38, 24, 2048
+
+
+def most_words(num_edges: int, num_rows: int, num_cols: int) -> int:
+    """Upper bound of the memory of a plan, in 32-bit words; linear, since torch.compile computes it with symbols."""
+    return EDGE_WORDS * num_edges + ROW_WORDS * num_rows + COLUMN_WORDS * num_cols + MORE_WORDS
+
+
+def _split_memory(memory: torch.Tensor, wide: int, edges: int) -> tuple[torch.Tensor, ...]:
+    """[wide] int64, [edges] uint8, and the rest [...] int32, which begins at a multiple of 16 bytes."""
+    first = (2 * wide + -(-edges // 4) + 3) // 4 * 4
+    places = memory[2 * wide : first].view(torch.uint8)[:edges]
+    return memory[: 2 * wide].view(torch.int64), places, memory[first:]
+
+
 def plan_instances(
     wide: bool | None, is_csr: bool | None, transposes: bool, tiles: bool, row_items: bool, slots: bool
 ) -> list[KernelInstance]:
@@ -151,8 +168,14 @@ class GPUPlan:
             16 * row + key in the KV tile.
     """
 
-    def __init__(self, form: PlanForm, device: torch.device, csr: GPUCSR | None = None) -> None:
-        """csr: filled CSR of another plan of the same graph, to be shared."""
+    def __init__(
+        self, form: PlanForm, device: torch.device, csr: GPUCSR | None = None, memory: torch.Tensor | None = None
+    ) -> None:
+        """
+        Args:
+            csr: filled CSR of another plan of the same graph, to be shared.
+            memory: [most_words(...)] int32 for all arrays; None: it is allocated.
+        """
         self.form, self.device, self._has_csr = form, device, csr is not None
         edges, sides, shape, part_edges = form.most_edges, form.tile_sides, form.shape, form.part_edges
         item_sides = (1 + form.transposes) if part_edges else 0
@@ -166,12 +189,15 @@ class GPUPlan:
         sizes += [ITEM_WORDS * count * warps for count, warps in blocks]
         sizes += [4 * count for count in items]
         sizes += [2 * parts] * item_sides
+        wide = places = None
+        if memory is not None:
+            wide, places, memory = _split_memory(memory, GPUCSR.wide_size(shape, form.transposes), edges)
         if csr is None:
             sizes += GPUCSR.sizes(edges, form.transposes, form.edge_data)
         sizes += [count + 1 for count in windows]
         if form.edge_data and sides:
             sizes += (tiles[0] + 3, edges)
-        memory, addresses = allocate(sizes, device)
+        memory, addresses = allocate(sizes, device, memory)
         take, view = iter(addresses).__next__, iter(memory.split_with_sizes(sizes)).__next__
         self._kv_tiles = [take() for _ in tiles]
         self.kv_tiles = [view().view(-1, TILE_WORDS) for _ in tiles]
@@ -181,12 +207,12 @@ class GPUPlan:
         self._items, self._parts = [take() for _ in items], [take() for _ in items]
         self.row_items = [view().view(-1, 4) for _ in items]
         self.row_parts = [view().view(-1, 2) for _ in items]
-        self.csr = csr or GPUCSR(device, take, view, shape, edges, form.transposes, form.edge_data)
+        self.csr = csr or GPUCSR(device, take, view, shape, edges, form.transposes, form.edge_data, wide)
         self._tile_offset = [take() for _ in windows]
         self.tile_offset = [view() for _ in windows]
         self._slots = self.slots = None
         if form.edge_data and sides:
-            places = torch.empty(edges, dtype=torch.uint8, device=device)
+            places = torch.empty(edges, dtype=torch.uint8, device=device) if places is None else places
             self._slots = take(), take(), address_of(places)
             self.slots = view(), view(), places
 

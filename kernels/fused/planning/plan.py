@@ -98,12 +98,16 @@ def queue_plan(
 
 
 def make_room(
-    size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule
+    size: GraphSize,
+    device: torch.device,
+    inputs: InputSpec,
+    forward: ForwardSchedule,
+    memory: torch.Tensor | None = None,
 ) -> tuple[GPUPlan, Fused3SData]:
-    """Memory for plans of graphs up to a size, to be filled later."""
+    """Memory for plans of graphs up to a size, to be filled later; or the plan that is in `memory`, see `GPUPlan`."""
     form = form_of(size, device, inputs, forward) or _form_by_edge(size, device, inputs, forward)
-    memory = GPUPlan(form, device)
-    return memory, replace(memory.arrays(size, None), has_room=True)
+    plan = GPUPlan(form, device, memory=memory)
+    return plan, replace(plan.arrays(size, None), has_room=True)
 
 
 def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> PlanForm | None:

@@ -1,7 +1,15 @@
-"""Attention of an edge_index as one torch operator, `fused3s::attention_of_edges`, for torch.compile and torch.export.
+"""Attention of an edge_index as torch operators, for torch.compile and torch.export.
 
-An eager layer plans the edge_index and calls the plan; a traced one calls this operator, which looks up or builds the
-plan inside, so that neither the plan nor the sizes of a graph are part of the compiled code.
+An eager layer plans the edge_index and calls the plan. A traced one calls an operator, so that neither the plan nor the
+sizes of a graph are part of the compiled code:
+
+    fused3s::attention_of_edges   looks up or builds the plan inside
+    fused3s::plan_edges           plans into a tensor, and
+    fused3s::attention_in_memory  reads the plan from it: for the CUDA graphs of mode="reduce-overhead"
+
+A CUDA graph would keep the plan that attention_of_edges looked up for its first edge_index, so that Inductor leaves it
+out of its graphs. The other two are inside: each replay plans the current edge_index, once for all layers with the same
+heads in a training step. A graph that stays is planned outside, where the layer is given its plan.
 """
 
 from dataclasses import replace
@@ -10,11 +18,19 @@ import torch
 from torch import Tensor
 
 from ... import AttentionPlan, BoundEdges, Dropout
-from ...backends.base import Call
+from ...backends import REGISTRY
+from ...backends.base import Call, InputSpec
+from ...backends.cuda import MAX_DIM
+from ...fused.plan_state import Fused3SPlan, check_numbers
+from ...fused.planning.gpu_csr import EdgeSource, PlanNumber
+from ...fused.planning.gpu_plan import most_words
+from ...graph.edge_list import EdgeList
+from ...graph.edge_order import EdgeOrder
 from ...runtime.semaphores import is_capturing
 from ...torch_side.autocast import input_type
-from ...torch_side.operators import Operator, attend_as_operator
-from .planned_edges import plan_edge_index
+from ...torch_side.operators import LIBRARY, Operator, attend_as_operator
+from ...torch_side.torch_private import assert_on_gpu, compiles_cuda_graphs
+from .planned_edges import bind_features, plan_edge_index
 from .self_loops import num_edges_of, with_self_loops
 
 NO_LOOPS = -1
@@ -55,12 +71,25 @@ def attend_edges(
     given = (query, key, value, *(() if edges is None else edges.tensors()))
     with_lse = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
     call = Call(query, key, value, scale, dtype, None, edges)
-    return attend_as_operator(OF_EDGE_INDEX, backend, (edge_index, num_loops, cache), call, with_lse)[0]
+    is_planned = edge_index.layout == torch.strided and edge_index.is_cuda and key.shape[2] <= MAX_DIM
+    if not (is_planned and _plans_in_graph(backend, dtype)):
+        return attend_as_operator(OF_EDGE_INDEX, backend, (edge_index, num_loops, cache), call, with_lse)[0]
+    if has_loops := num_loops != NO_LOOPS:
+        edge_index = with_self_loops(edge_index, num_loops, cache, allows_padding=True).edges
+    terms = key.shape[2], query.shape[1], dtype, edges is not None, with_lse, has_loops
+    memory = torch.ops.fused3s.plan_edges(edge_index, query.shape[0], key.shape[0], *terms)
+    return attend_as_operator(IN_MEMORY, "fused3s", (memory, edge_index.shape[1]), call, with_lse)[0]
+
+
+@torch.compiler.assume_constant_result
+def _plans_in_graph(backend: str, dtype: torch.dtype) -> bool:
+    """While torch.compile traces: whether the planning kernels are to be part of its CUDA graphs."""
+    return compiles_cuda_graphs() and backend in ("auto", "fused3s") and not REGISTRY["fused3s"].unsupported(dtype, 1)
 
 
 def _plan_of(
     backend: str, edge_index: Tensor, num_loops: int, cache: bool, call: Call, with_lse: bool
-) -> tuple[AttentionPlan, Tensor | None]:
+) -> tuple[AttentionPlan, Tensor | None, Tensor | None]:
     _refuse_capture(call.query.device)
     edges, looped = call.edges, None
     if num_loops != NO_LOOPS:
@@ -81,13 +110,18 @@ def _plan_of(
         plan.require_backward()
     given = () if edges is None else (edges.padded_features, edges.edge_values)
     if not (of_edges := [each for each in given if each is not None]):
-        return plan, None
+        return plan, None, None
     order = plan.edge_order.edge_of_csr
     num_edges, num_loops = num_edges_of(edge_index), max(num_loops, 0)
     for each in of_edges:
         if (rows := each.shape[0] - num_loops) != num_edges:
             raise ValueError(f"edge_attr: got {rows} rows; {num_edges}, one of each edge, are needed")
-    return plan, order if looped is None else looped.traced_places(num_edges)[order]
+    if looped is not None:
+        return plan, looped.traced_places(num_edges)[order], None
+    features = edges.padded_features
+    if features is not None:
+        features = bind_features(plan, features, features.dtype, cache=cache).padded_features
+    return plan, order, features
 
 
 def _refuse_capture(device: torch.device) -> None:
@@ -100,3 +134,64 @@ def _refuse_capture(device: torch.device) -> None:
 
 
 OF_EDGE_INDEX = Operator("attention_of_edges", "Tensor edge_index, SymInt num_loops, bool cache", _plan_of, tags=TAGS)
+
+
+LIBRARY.define(
+    "plan_edges(Tensor edge_index, SymInt num_rows, SymInt num_cols, SymInt head_dim, SymInt num_heads, "
+    "ScalarType dtype, bool edge_data, bool backward, bool has_padding) -> Tensor"
+)
+
+
+def _plan_edges(
+    edge_index: Tensor,
+    num_rows: int,
+    num_cols: int,
+    head_dim: int,
+    num_heads: int,
+    dtype: torch.dtype,
+    edge_data: bool,
+    backward: bool,
+    has_padding: bool,
+) -> Tensor:
+    """[most_words(...)] int32: the plan of `fused3s` for such calls.
+
+    Raises:
+        ValueError: an id is out of range. In a CUDA graph, which cannot raise, it ends in a device-side assert, as in
+            torch's indexing.
+    """
+    num_edges, device = edge_index.shape[1], edge_index.device
+    memory = edge_index.new_empty(most_words(num_edges, num_rows, num_cols), dtype=torch.int32)
+    inputs = InputSpec(dtype, head_dim, num_heads, None, edge_data, backward)
+    shape = max(1, num_rows), max(1, num_cols)
+    edges = edge_index if edge_index.stride(1) == 1 else edge_index.contiguous()
+    plan = REGISTRY["fused3s"].make_room(shape, num_edges, device, inputs, memory)
+    numbers = plan.refilled(EdgeSource(edges, has_padding=has_padding)).numbers[: PlanNumber.BAD_EDGE + 1]
+    if is_capturing(device):
+        assert_on_gpu(torch.all(numbers == 0))
+    else:  # the call that torch makes before a capture
+        check_numbers(numbers.tolist(), EdgeList(edge_index, shape, has_padding), device)
+    return memory
+
+
+LIBRARY.impl("plan_edges", _plan_edges, "CUDA")
+
+
+@torch.library.register_fake("fused3s::plan_edges", lib=LIBRARY)
+def _fake_plan(edge_index: Tensor, num_rows: int, num_cols: int, *_: object) -> Tensor:
+    return edge_index.new_empty(most_words(edge_index.shape[1], num_rows, num_cols), dtype=torch.int32)
+
+
+def _plan_in(
+    backend: str, memory: Tensor, num_edges: int, call: Call, with_lse: bool
+) -> tuple[AttentionPlan, Tensor | None, None]:
+    """The plan that `_plan_edges` made for such a call."""
+    (num_rows, num_heads, head_dim), num_cols = call.query.shape, call.key.shape[0]
+    inputs = InputSpec(call.query.dtype, head_dim, num_heads, None, call.edges is not None, with_lse)
+    shape = max(1, num_rows), max(1, num_cols)
+    data: Fused3SPlan = REGISTRY[backend].make_room(shape, num_edges, memory.device, inputs, memory)
+    order = None if call.edges is None else REGISTRY[backend].sorted_edges(data)
+    plan_order = None if order is None else EdgeOrder(order)
+    return AttentionPlan(backend, (num_rows, num_cols), memory.device, inputs, data, edge_order=plan_order), order, None
+
+
+IN_MEMORY = Operator("attention_in_memory", "Tensor memory, SymInt num_edges", _plan_in)

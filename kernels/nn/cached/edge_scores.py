@@ -13,7 +13,7 @@ MOST_ELEMENTS = 1 << 27  # elements of a chunk [edges, H, C]
 
 
 def scores_of_edges(score: Callable[[slice], Tensor], num_edges: int, columns: int) -> Tensor:
-    """[E, H], with gradients. Of more edges than MOST_ELEMENTS allows each chunk is computed anew in the backward pass.
+    """[E, H], with gradients. If the edges exceed MOST_ELEMENTS, the backward pass recomputes each chunk.
 
     Args:
         score: the scores of a slice of the edges, [.., H].
@@ -36,8 +36,8 @@ def refuse_plan(edge_index: Tensor | AttentionPlan) -> None:
 
 
 def ends_of_edges(edges: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """[E] int64 each: sources and targets, to gather by. Ids out of range are clamped, and the plan raises their error:
-    on a GPU later, where a gather by them would end the CUDA context.
+    """[E] int64 each: sources and targets, to gather by. Ids out of range are clamped, since a gather with them would
+    end the CUDA context; the plan raises the error, on a GPU at a later call.
 
     Args:
         edges: as `self_loops.edge_list` takes them.
@@ -48,7 +48,7 @@ def ends_of_edges(edges: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor
 
 
 def weights_by_target(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
-    """[E, H]: softmax of the scores over the edges of each target; sums in at least float32, for those of bfloat16 stop
+    """[E, H]: softmax of the scores over the edges of each target. Sums are at least float32: a sum in bfloat16 stops
     at 256."""
     wide = score.to(torch.promote_types(score.dtype, torch.float32))
     largest = wide.new_full((num_targets, wide.shape[1]), -torch.inf)
@@ -66,8 +66,8 @@ def weights_of_edges(
     Args:
         score: [E, H]; edges: as `self_loops.edge_list` takes them.
         shape: (targets, sources).
-        layout: of the caller's graph; if it is sparse, the edges are a tensor [targets, sources, H] of the weights in
-            this layout, and the weights are in its order: that of the rows where self-loops were added.
+        layout: of the caller's graph. If it is sparse, the edges are a sparse tensor [targets, sources, H] of the
+            weights in this layout; with added self-loops its entries are sorted by row.
     """
     weight = weights_by_target(score, ends_of_edges(edges, shape)[1], shape[0])
     if layout == torch.strided:

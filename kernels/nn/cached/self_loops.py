@@ -34,7 +34,7 @@ class _Looped(NamedTuple):
     kept: Tensor
 
     def traced_places(self, num_edges: int) -> Tensor:
-        """[K + num_nodes] int64: places of the edges among those that are traced, which keep all `num_edges` edges."""
+        """[K + num_nodes] int64: positions of the edges among the traced edges, which keep all `num_edges` edges."""
         loops = torch.arange(self.edges.shape[1] - self.kept.shape[0], device=self.kept.device)
         return torch.cat([self.kept, num_edges + loops])
 
@@ -59,8 +59,8 @@ def edges_with_self_loops(
     Args:
         edge_index: [2, E] sources and targets, or a torch.sparse tensor whose rows are the targets.
         cache: return the same tensor again while `edge_index` lives unchanged.
-        allows_padding: edges that are traced, or made inside a capture of a CUDA graph, have pairs of -1 in place of
-            self-loops, since their number would be waited for.
+        allows_padding: edges that are traced, or made inside a capture, have pairs of -1 in place of self-loops: the
+            host would have to wait for their number.
 
     Raises:
         CaptureError: a capture needs edges without padding, and none were made before it.
@@ -77,8 +77,8 @@ def features_with_self_loops(
     cache: bool = True,
     allows_padding: bool = False,
 ) -> Tensor:
-    """[E', r]: features of `edges_with_self_loops`; those of a loop are `fill_value`, or a reduction of the features of
-    the node's in-edges, by name. Waits for a GPU only if the edges are new. Two calls give the same bits."""
+    """[E', r]: features of `edges_with_self_loops`. A loop has `fill_value`, or the named reduction of the features of
+    the node's in-edges. Waits for a GPU only if the edges are new. Two calls give the same bits."""
     looped = with_self_loops(edge_index, num_nodes, cache, allows_padding)
     kept, columns = features.index_select(0, looped.kept), features.shape[1]
     if not isinstance(fill_value, str):
@@ -100,7 +100,7 @@ def features_with_self_loops(
 
 
 def with_self_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:
-    """`edges_with_self_loops`, and which of the caller's edges they are."""
+    """`edges_with_self_loops`, with the caller's edges that were kept."""
     if allows_padding and is_traced(edge_index):
         return _padded(edge_list(edge_index), num_nodes)
     return _found(edge_index, num_nodes, cache, allows_padding)

@@ -33,7 +33,7 @@ class _Entry(NamedTuple):
 class TensorMemo:
     """A cache of results for each tensor object.
 
-    Owner: the module that makes it; it serves all layers and threads. Key: the tensor, and a key for each result.
+    One cache per module that makes it; it serves all layers and threads. Key: the tensor, and a key per result.
     Bound: MOST_RESULTS for each living tensor; the oldest is dropped. Lifetime: until the tensor is freed, until a call
     finds it changed (`TensorState`), or until the result's owner is freed.
 
@@ -58,16 +58,15 @@ class TensorMemo:
     ) -> Value:
         """The result for the tensor's current values, complete for torch's current stream.
 
-        It is made outside of inference mode, so that it serves training, too. Nothing is cached for a tensor that is
-        traced or made in inference mode, and nothing that is made inside a capture of a CUDA graph.
-        `runtime.cuda_graph.capture` keeps results that were made before it, and checks the tensor at each replay; any
-        other capture makes its own.
+        It is computed outside of inference mode, so training can use it, too. Nothing is cached for a tensor that is
+        traced or was made in inference mode, and no result of a capture is cached. `runtime.cuda_graph.capture` keeps
+        results that were made before it, and checks the tensor at each replay; any other capture computes its own.
 
         Args:
             make: computes the result, without gradients.
             tensors: all tensors of a result.
             serves: whether a cached result suits this call; otherwise it is replaced.
-            owner: an object with which the result goes, too; its id is part of the key.
+            owner: an object whose death also frees the result; its id is part of the key.
         """
         if is_traced(tensor) or tensor.is_inference():
             return make()
@@ -110,6 +109,6 @@ class TensorMemo:
                     entries.pop(key).results.clear()
 
             if entry is not None:
-                entry.results.clear()  # callbacks of owners hold the dictionary: else its memory stays until gc
+                entry.results.clear()  # callbacks of owners reference it: its memory would stay until a gc
             entry = entries[key] = _Entry(TensorState(tensor, forget), {})
         return entry.results

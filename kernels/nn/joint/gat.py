@@ -90,7 +90,7 @@ class GATv2Call(NodeCall):
 class GATCall(NodeCall):
     """One call of GATConv.
 
-    A score needs <att, W x> of both ends, which is <W^T att, x>: the GEMM of the values computes those of the sources.
+    A score needs <att, W x> = <W^T att, x> of both ends; the GEMM of the values also computes it for the sources.
 
         sources [N, F]  ->  value: H heads of C | score of each head as a source (and, in a square graph, as a target)
         targets         ->  score of each head as a target
@@ -156,7 +156,8 @@ class GATCall(NodeCall):
         attention = with_tensors(attention, rest[:-1], lse)
         (_, num_heads, head_dim), num_vectors, num_rows = output.shape, vectors.shape[0], source.shape[0]
         width, num_scores = weight.shape[0], num_vectors * num_heads
-        # Columns: dV, gradients of scores, scratch for dQ and dK, which the kernel always writes. In whole heads.
+        # Columns: dV, gradients of scores, scratch for dQ and dK (the kernel always writes them); padded to whole
+        # heads.
         joint_heads = 2 * num_heads + -(-num_scores // head_dim)
         pitch = joint_heads * head_dim
         memory = source.new_empty((num_rows, pitch))
@@ -201,8 +202,8 @@ def _score_rows(weight: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _vector_gradients(of_rows: Tensor, weight: Tensor, vectors: Tensor, of_weight: Tensor) -> list[Tensor]:
-    """Gradients [1, H, C] of the vectors of `_score_rows`, given that of its result [H n, F]; adds the gradient of W to
-    `of_weight`."""
+    """Gradients [1, H, C] of the vectors of `_score_rows`, from the gradient of its result [H n, F]; adds the gradient
+    of W to `of_weight`."""
     count, num_heads, head_dim = vectors.shape
     of_rows = of_rows.view(num_heads, count, -1)
     of_weight.view(num_heads, head_dim, -1).baddbmm_(vectors.permute(1, 2, 0), of_rows)

@@ -3,8 +3,8 @@
     x [N, F]                 -> GEMM ->  root | q | k | v  ->  attention -> output [N, H, C]  (+ root)
     targets, sources apart   -> GEMM ->  root | q,  GEMM ->  k | v
 
-The backward pass writes the gradients of q, k, v and the root into joint rows; one GEMM gives the gradient of x, one
-those of all weights, and one sum those of all biases.
+The backward pass writes the gradients of q, k, v and the root into joint rows. One GEMM computes the gradient of x, one
+the gradients of all weights, and one sum the gradients of all biases.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """A layer as one autograd node, for attention backends with a backward pass of their own.
 
-On small graphs a step is bound by the host: this is one node in place of one for each operation of the layer, without
-repeated checks and reshapes.
+On small graphs a step is CPU-bound: one node replaces a node per operation of the layer, with its checks and reshapes.
 """
 
 from abc import ABC, abstractmethod
@@ -47,7 +46,7 @@ class NodeCall(ABC):
         Args:
             data: the plan's data in the forward pass; a `PlanRoom` may have been filled since.
             attention: the attention call without its tensors.
-            needed: whether the gradient is needed, of each tensor given.
+            needed: for each of `given`, whether its gradient is needed.
             grads: gradients of the results.
             saved: from `forward`.
         """
@@ -77,7 +76,7 @@ def is_recorded(*given: Tensor | None) -> bool:
 
 
 def run_as_node(call: NodeCall, *given: Tensor | None) -> Results:
-    """The results of a call for whose plan `takes_plan` is true."""
+    """The results of a call; `takes_plan` must be true for its plan."""
     if is_recorded(*given):
         call.plan.require_backward()
         return _apply_node(call, *given)

@@ -22,7 +22,7 @@ Joined = list[tuple[Tensor, Tensor | None]]  # weight and bias
 
 
 def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> tuple[torch.dtype, list[Tensor]] | None:
-    """The type of the GEMM, and the weights, then the biases, of the layers. None if one GEMM cannot replace them: a
+    """The type of the GEMM, and the weights, then the biases, of the layers. None if one GEMM cannot compute them: a
     layer is not plain (`plain_parameters`), or torch.compile, forward mode, torch.func or device meta is active."""
     if torch.compiler.is_compiling() or is_transformed() or dispatch_modes() > 0 or inputs[0].is_meta:
         return None
@@ -38,8 +38,8 @@ def joint_parameters(inputs: Sequence[Tensor], layers: Sequence[nn.Module]) -> t
 
 
 def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
-    """The weights, then the biases, of layers whose call is the product of nn.Linear and nothing else; None if one is
-    replaced, parametrised, sharded, has hooks or a `forward` of its own, or if they differ in type or bias."""
+    """The weights, then the biases, of layers that compute exactly nn.Linear. None if a layer is replaced, parametrised
+    or sharded, has hooks or another `forward`, or if layers differ in type or bias."""
     if has_global_hooks():
         return None
     found, biases = [], []
@@ -102,7 +102,7 @@ class JointMemory:
         | weights, concatenated | (up to BIAS_ALIGNMENT elements unused) | biases |
 
     Parameters that are elsewhere at a call (assigned, sharded, shared with other processes) are joined by a copy.
-    Copies of the module and modules read from a file start without it: see `lay`.
+    Copies of the module, and modules read from a file, have no joint memory until `lay`.
     """
 
     BIAS_ALIGNMENT = 128  # elements; GEMMs load biases in vectors
@@ -137,7 +137,7 @@ class JointMemory:
             part = memory.as_strided(each.shape, each.stride(), starts[kind])
             starts[kind] += each.numel()
             part.copy_(each.detach())
-            each.data = from_dlpack(to_dlpack(part))  # a storage of its own: savers take views of one for copies
+            each.data = from_dlpack(to_dlpack(part))  # its own storage: savers treat views of one storage as copies
         self._addresses = [each.data_ptr() for each in parameters]
         self._memory = memory
 
@@ -199,7 +199,8 @@ class JointModule(Layer):
 
 
 def _can_move(parameters: Sequence[Tensor]) -> bool:
-    """Whether the parameters may move: one input width, one device, no parameter twice, no shared memory."""
+    """Whether the parameters may move: one input width, one device, no parameter twice, no memory shared between
+    processes."""
     device = parameters[0].device
     return (
         device.type in ("cpu", "cuda")
@@ -221,8 +222,8 @@ def _can_move(parameters: Sequence[Tensor]) -> bool:
 def parameter_gradients(
     products: Sequence[tuple[Tensor, Tensor, RowParts]], dtype: torch.dtype, needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of the weights, then the biases, of type `dtype`; None where not `needed`. Those of a product are views
-    of two tensors.
+    """Gradients of the weights, then the biases, of type `dtype`; None where not `needed`. The gradients of a product
+    are views of two tensors.
 
     Args:
         products: of each the gradient [N, columns], x [N, F] and the parts of the columns.

@@ -11,10 +11,10 @@ from .parameters import JointMemory, parameter_gradients
 
 
 class Projections:
-    """One GEMM for each input: x [N, F] -> parts of rows [N, pitch]. A layer has one for each way of calling it.
+    """One GEMM for each input: x [N, F] -> parts of rows [N, pitch]. A layer has one object for each way of calling it.
 
-    The differentiable arguments of a node that has them end with the inputs, and with the weights, then the biases (or
-    none) of all parts (`joint_parameters`); the tensors that it saves end with those of `forward`.
+    The differentiable arguments of a node with projections end with the inputs, then the weights, then the biases (or
+    none) of all parts (`joint_parameters`); its saved tensors end with those of `forward`.
 
     Attributes:
         parts: columns of the GEMM of each input.

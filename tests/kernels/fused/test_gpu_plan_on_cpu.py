@@ -10,7 +10,7 @@ from plan_oracle import COUNT, WINDOW, make_tile_slots, row_item_arrays, schedul
 from fused3s.fused.choice import GraphSize
 from fused3s.fused.planning import gpu_csr, gpu_plan
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
-from fused3s.fused.planning.gpu_plan import GPUPlan, PlanForm
+from fused3s.fused.planning.gpu_plan import GPUPlan, PlanForm, most_words
 from fused3s.fused.planning.schedule import SCHEDULE_NUMBERS, ScheduleForm, most_tiles_of
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edges import canonical_csr
@@ -186,3 +186,31 @@ def test_more_rows_than_a_block_counts(monkeypatch):
     lengths = np.random.default_rng(1).choice([0, 1, 3, 17, 100], 9000, p=[0.6, 0.2, 0.1, 0.09, 0.01])
     for mode in ("late", "random"):
         check(monkeypatch, *random_csr(lengths, 900, 2), INPUTS["gpu"], mode=mode, part_edges=16)
+
+
+def test_the_memory_of_a_plan_has_a_bound_that_is_linear():
+    """Of the largest forms, at sizes where each term dominates; arrays lie apart, in rows of 16 bytes."""
+    generator = np.random.default_rng(0)
+    schedules = tuple(ScheduleForm(1, 4, 132 * 16, of_transpose) for of_transpose in (False, False, True))
+    for _ in range(300):
+        edges, rows, columns = (int(10 ** generator.uniform(0, 5)) for _ in range(3))
+        form = PlanForm((rows, columns), edges, True, schedules, 16, edge_data=True)
+        memory = torch.zeros(most_words(edges, rows, columns), dtype=torch.int32)
+        plan = GPUPlan(form, CPU, memory=memory)
+        csr, (tile_slots, slot_edges, places) = plan.csr, plan.slots
+        arrays = [*plan.kv_tiles, *plan.work_items, *plan.row_items, *plan.row_parts, *plan.tile_offset, *csr.offsets]
+        arrays += [
+            csr.indices,
+            csr.edges,
+            csr.column_indices,
+            csr.column_edges,
+            csr.numbers,
+            tile_slots,
+            slot_edges,
+            places,
+        ]
+        assert not any(each.data_ptr() % 16 for each in (*plan.kv_tiles, *plan.work_items, *plan.row_items))
+        for each in arrays:
+            each.view(torch.uint8).add_(1)
+        assert memory.view(torch.uint8).max() == 1
+        assert {each.untyped_storage().data_ptr() for each in arrays} == {memory.data_ptr()}

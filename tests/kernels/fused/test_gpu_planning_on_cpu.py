@@ -17,7 +17,7 @@ from fused3s.fused import backend as fused3s
 from fused3s.fused.choice import GraphSize, goes_edge_by_edge
 from fused3s.fused.planning import gpu_csr
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
-from fused3s.fused.planning.gpu_plan import GPUPlan, plan_instances
+from fused3s.fused.planning.gpu_plan import GPUPlan, most_words, plan_instances
 from fused3s.fused.planning.plan import make_room, plan_graph, queue_plan
 from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import CSRPattern, csr_pattern
@@ -167,9 +167,11 @@ def test_a_damaged_csr(monkeypatch, what, place, value):
             assert (work_items[..., 25] == 0).all()  # COUNT
 
 
+@pytest.mark.parametrize("owns_memory", [True, False])
 @pytest.mark.parametrize("key", INPUTS)
-def test_one_plan_is_filled_again_and_again(monkeypatch, key):
-    """Larger, then smaller graphs, with padding: the used part is that of a plan of the graph alone."""
+def test_one_plan_is_filled_again_and_again(monkeypatch, key, owns_memory):
+    """Larger, then smaller graphs, with padding: the used part is that of a plan of the graph alone. In memory of the
+    caller, another object finds the same plan."""
     inputs, shape, room = INPUTS[key], (200, 300), 9000
     graphs = [
         edge_list(*shape, 400, 1),
@@ -180,12 +182,15 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key):
     with cuda_on_cpu():
         forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
         with gpu_on_cpu(monkeypatch):
-            memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward)
+            given = None if owns_memory else torch.full((most_words(room, *shape),), -7, dtype=torch.int32)
+            memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward, given)
             for number, graph in enumerate(graphs):
                 padded = torch.full((2, min(room, graph.num_edges + 50)), -1, dtype=graph.edge_index.dtype)
                 padded[:, : graph.num_edges] = graph.edge_index
                 padded = padded[:, torch.randperm(padded.shape[1], generator=torch.Generator().manual_seed(number))]
                 memory.fill(EdgeSource(padded, has_padding=True))
+                if given is not None:
+                    memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward, given)
                 exact = memory.exact(arrays, memory.numbers.tolist())
                 alone = EdgeList(padded[:, padded[0] >= 0], shape)
                 with monkeypatch.context() as patch:

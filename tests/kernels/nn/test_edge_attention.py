@@ -10,6 +10,7 @@ import torch_geometric.nn as pyg
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fused3s.nn
+from fused3s.fused.plan_state import Fused3SPlan
 from fused3s.nn.cached.edge_attention import NO_LOOPS, _refuse_capture
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
@@ -212,6 +213,57 @@ def test_capture_is_refused_on_a_gpu_alone(monkeypatch):
         _refuse_capture(torch.device(device))
     with pytest.raises(RuntimeError, match="would keep the plan of its first edge_index; compile without mode="):
         _refuse_capture(torch.device("cuda", 0))
+
+
+@pytest.fixture
+def filled(monkeypatch):
+    """The numbers of edges of each plan in memory, as it is filled."""
+    found, refilled = [], Fused3SPlan.refilled
+    monkeypatch.setattr(
+        Fused3SPlan, "refilled", lambda plan, source: (found.append(source.num_edges), refilled(plan, source))[1]
+    )
+    return found
+
+
+class Twice(torch.nn.Module):
+    """A layer, and then the same layer on its output, on the same edges."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, *graph):
+        return self.layer(self.layer(x, *graph), *graph)
+
+
+@pytest.mark.gpu
+@every_layer
+def test_gpu_cuda_graphs_of_torch_compile_plan_each_edge_index(planned, filled, name):
+    """One plan a step, also in the steps before the capture, and none outside of the graphs."""
+    theirs, ours = map(Twice, pair(name, "fused3s"))
+    compiled = torch.compile(ours, mode="reduce-overhead", fullgraph=True)
+    for number in range(6):
+        inputs = given_to(name, 33, 90, "fused3s", number)
+        torch.compiler.cudagraph_mark_step_begin()
+        found = [each.clone() for each in results(compiled, inputs)]
+        assert_same(found, results(theirs, inputs), "fused3s")
+    assert not planned
+    assert 2 <= len(filled) <= 3, "a replay calls no operator"
+    with torch.no_grad():
+        for number in range(5):
+            inputs = given_to(name, 33, 90, "fused3s", number)
+            torch.compiler.cudagraph_mark_step_begin()
+            assert_same(
+                [compiled(*inputs)], [theirs(*[each.double() if is_leaf(each) else each for each in inputs])], "fused3s"
+            )
+
+
+@pytest.mark.gpu
+def test_gpu_wrong_ids_are_named_before_the_capture():
+    layer = torch.compile(fused3s.nn.TransformerConv(8, 4).cuda(), mode="reduce-overhead", fullgraph=True)
+    x, edge_index, _ = graph(17, 40, None, "fused3s")
+    with pytest.raises(ValueError, match=r"row 0 \(sources\) holds ids from .* to 99"):
+        layer(x, edge_index.clamp(min=99))
 
 
 @pytest.mark.parametrize("terms", [False, True])
