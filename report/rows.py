@@ -73,9 +73,8 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     table = pd.DataFrame([row.model_dump() for row in rows])
     table = table.replace("<", "&lt;", regex=True)  # pages show text, and no HTML of a CSV
     table = table.assign(recipe=table["config_sha"].where(table["bench"] == "train", NONE))
-    table = table.sort_values("date", kind="stable").drop_duplicates(
-        ["recipe", *IDENTITY], keep="last", ignore_index=True
-    )
+    table = table.sort_values("date", kind="stable")
+    table = table.drop_duplicates(["recipe", *IDENTITY], keep="last", ignore_index=True)
     known = (table["data_sha256"] != NONE) & ~table["bench"].isin(["train", "infer"])
     first = table[known].groupby("data_sha256")["dataset"].min()
     table = table[~known | (table["dataset"] == table["data_sha256"].map(first))].reset_index(drop=True)

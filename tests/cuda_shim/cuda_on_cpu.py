@@ -400,6 +400,7 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
         for module in (cuda, fused3s):
             patch.setattr(module, "get_kernel", gpu.get_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
+        patch.setattr("fused3s.backends.cuda_unavailable", lambda device: None)  # of backends that are not imported yet
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
         for backend in (fused3s_forward, fused3s_backward):
             patch.setattr(backend, "instance_sizes", instance_sizes)
