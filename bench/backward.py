@@ -18,7 +18,7 @@ import torch
 
 import data
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients

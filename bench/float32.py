@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import ALLOWED_ERROR, checked_columns, float64_attention, largest_row_error
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import normal_inputs

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 import fused3s
-from baselines.bsb import BSB, PAPER_TILE, array_module
-from baselines.bsb_build import sort_row_windows
+from bench.baselines.bsb import BSB, PAPER_TILE, array_module
+from bench.baselines.bsb_build import sort_row_windows
 from bench.runner import Case, Context
 from common.records import NONE, Row
 from common.timers import Spread

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 import fused3s
-from baselines import REGISTRY
-from baselines.bsb import BSB
-from baselines.flex_attention import graph_block_mask
-from baselines.fused3s_paper import launch, paper_instance
+from bench.baselines import REGISTRY
+from bench.baselines.bsb import BSB
+from bench.baselines.flex_attention import graph_block_mask
+from bench.baselines.fused3s_paper import launch, paper_instance
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.gpu_trace import trace_gpu

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 import fused3s.nn
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.captured_loop import captured_loop
 from bench.checks import checked_columns, largest_row_error
 from bench.gpu_trace import trace_gpu

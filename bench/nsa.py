@@ -18,9 +18,9 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import fused3s
-from baselines import REGISTRY
-from baselines.flex_attention import graph_block_mask
 from bench.backward import ALLOWED_OVER_TORCH
+from bench.baselines import REGISTRY
+from bench.baselines.flex_attention import graph_block_mask
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import kernel_case, normal_inputs, of_query_heads, refuse_impossible

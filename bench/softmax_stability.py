@@ -23,7 +23,7 @@ from functools import cached_property
 import torch
 
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import row_errors
 from bench.runner import Case, Context
 from common.columns import dtype_name

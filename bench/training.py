@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import checked_columns
 from bench.models import cast
 from bench.runner import Case, Context, UnsupportedInputsError

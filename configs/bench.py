@@ -208,7 +208,7 @@ class BenchConfig(Section):
     @model_validator(mode="after")
     def _values_known(self) -> Self:
         import data  # on use: `import configs` stays light
-        from baselines import REGISTRY
+        from bench.baselines import REGISTRY
 
         wanted = [workload.graph for workload in self.workloads.values()] or self.graphs
         for name in wanted:

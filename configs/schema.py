@@ -74,7 +74,7 @@ def _label(name: str) -> str:
 
 def _backend(name: str) -> str:
     if name != "auto":
-        from baselines import REGISTRY  # on use: it imports torch and the kernels
+        from bench.baselines import REGISTRY  # on use: it imports torch and the kernels
 
         check_choice("attention.backend", name, ("auto", *REGISTRY))
     return name

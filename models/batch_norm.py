@@ -15,7 +15,7 @@ class BatchNorm(nn.BatchNorm1d):
                 real. In training the statistics, also the running ones, are those of `nn.BatchNorm1d` on the first r.
         """
         if self.training and x.is_cuda and not torch.compiler.is_compiling():
-            from dense.batch_norm import BatchNormFunction, runs_kernels  # on use: of training on a GPU alone
+            from models.dense.batch_norm import BatchNormFunction, runs_kernels  # on use: of training on a GPU alone
 
             if runs_kernels(x):
                 return BatchNormFunction.apply(x, self.weight, self.bias, self, row_weights)

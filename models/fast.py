@@ -5,9 +5,9 @@ plain     The modules of the model, at least one kernel each.
 compiled  torch.compile of the layers between two attentions, so that attention causes no graph break. The first pass
           compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower). "auto" takes
           it in long runs on GPUs whose compute capability is not 9.0 (`compiling_pays`).
-fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference dense.block, d = 64, 80, 96, 128, 160, 192 and
-          256, compute capability 9.0, which reads a packed copy of the weights. In training `models.fast_training`,
-          also with batch norm.
+fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference models.dense.block, d = 64, 80, 96, 128, 160,
+          192 and 256, compute capability 9.0, which reads a packed copy of the weights. In training
+          `models.fast_training`, also with batch norm.
 
 In inference compiled and fused compute the embedding as one aligned GEMM (`models.embedding.pack_embedding`), also with
 a packed copy. A change of weights after their copies were made (`models.weight_copies` says which are noticed) is an
@@ -136,8 +136,8 @@ def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "au
 def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> None:
     """Begin to compile the kernels that `choose_dense` will need, beside those of a plan."""
     if requested in ("auto", "fused") and not fused_unavailable(model):
-        from dense.block import block_instance
         from fused3s.runtime.jit import compile_ahead
+        from models.dense.block import block_instance
 
         dim, pairs = model.blocks[0].qkv.in_features, successive_blocks(model)
         instances = [block_instance(model.dtype, dim, following is not None) for _, following in pairs]
@@ -159,7 +159,7 @@ def compiling_pays(model: GraphModel) -> bool:
     is_on_gpu = isinstance(model, GraphTransformer) and model.device.type == "cuda"
     if not is_on_gpu or model.virtual_nodes:
         return False
-    from dense.weights import CAPABILITY
+    from models.dense.weights import CAPABILITY
 
     if torch.cuda.get_device_capability(model.device) == CAPABILITY:
         return False
@@ -203,7 +203,7 @@ def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | Non
         return f"the two norms' eps differ: {differing.norm1.eps} and {differing.norm2.eps}"
     if reason := cuda_unavailable(model.device):
         return reason
-    from dense.block import dense_block_unavailable
+    from models.dense.block import dense_block_unavailable
 
     return dense_block_unavailable(model.device, model.dtype, dim)
 
@@ -225,7 +225,7 @@ def compiled_blocks(model: GraphTransformer, dynamic: bool = False) -> list[Dens
 
 def fused_blocks(model: GraphTransformer) -> list[DenseBlock]:
     """Dense blocks by the inference kernel, with packed copies of the weights."""
-    from dense.block import dense_block, pack_block
+    from models.dense.block import dense_block, pack_block
 
     blocks = []
     for block, following in successive_blocks(model):

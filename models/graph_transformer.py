@@ -236,7 +236,7 @@ def successive_blocks(model: GraphTransformer) -> list[tuple[Block, Block | None
 
 
 def weights_of(block: Block, following: Block | None) -> list[Tensor]:
-    """Weights of a dense block in the order of `dense.block.pack_block`; the last is Wqkv of the block after it."""
+    """Weights of a dense block in the order of `models.dense.block.pack_block`; the last is Wqkv of the next block."""
     layers = (block.out, block.norm1, block.ffn_up, block.ffn_down, block.norm2)
     weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
     return weights if following is None else [*weights, following.qkv.weight]

@@ -2,8 +2,9 @@
 
 import torch
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from configs import Config, TrainConfig
+from fused3s.backends import why_unavailable
 
 
 def resolve_device(name: str) -> torch.device:
@@ -45,7 +46,7 @@ def check_machine(config: Config, device: torch.device, dtype: torch.dtype) -> N
     here = f"runtime.device = {name!r}" + (f" (here {device})" if name != str(device) else "")
     problems = []
     if config.runtime.dense == "fused":
-        from dense.block import dense_block_unavailable  # on use: of the fused layers alone
+        from models.dense.block import dense_block_unavailable  # on use: of the fused layers alone
 
         if reason := dense_block_unavailable(device, dtype, config.model.dim):
             problems.append(f"runtime.dense = 'fused' and {here}: the fused kernel cannot run ({reason}); use auto")
@@ -81,7 +82,7 @@ def _backend_problem(config: Config, here: str, device: torch.device, dtype: tor
 def _cannot_run(name: str, config: Config, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a backend cannot run the model's attention; None if it can."""
     backend = REGISTRY[name]
-    if reason := backend.unavailable(device) or backend.unsupported(dtype, config.model.head_dim):
+    if reason := why_unavailable(backend, device) or backend.unsupported(dtype, config.model.head_dim):
         return reason
     if config.model.edge_features != "none" and not backend.takes_edges:
         return "it takes no edge data"

@@ -1,4 +1,4 @@
-"""`inference.source` on several ranks: each has a part of the graph."""
+"""`models.inference.source` on several ranks: each has a part of the graph."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,12 +11,12 @@ from common.cli import errors
 from configs import Config
 from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph
-from inference.cost import Cost
-from inference.infer import infer
-from inference.memory import memory_for
-from inference.run import Request
-from inference.source import Source
 from models import Execution, GraphInputs, GraphModel
+from models.inference.cost import Cost
+from models.inference.infer import infer
+from models.inference.memory import memory_for
+from models.inference.run import Request
+from models.inference.source import Source
 from models.machine import check_machine, resolve_dtype
 from parallel import Group, Part, PartAttention, all_values, check_agreement, gather_rows, on_first_rank, ranks
 from parallel.capture import capture_together

@@ -25,10 +25,10 @@ from common.records import check_results_file
 from configs import load_config
 from data import DatasetMissingError
 from data.files import nodes_table
-from inference.infer import infer, load_source
-from inference.predictions import Form, check_predictions_path
-from inference.run import Request
 from models import CudaGraphError, DenseUnavailableError
+from models.inference.infer import infer, load_source
+from models.inference.predictions import Form, check_predictions_path
+from models.inference.run import Request
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)

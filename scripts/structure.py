@@ -24,7 +24,7 @@ COMMANDS = {
 }
 NO_ROOM = {"docs", "examples", "tests"}  # folders of Python files that no script imports
 RUN_BY_NAME = ("__main__", "__mp_main__")  # the script itself
-COUNTED_LINES = ("bench", "report", "configs", "scripts", "inference")  # the rooms of 29 November 2026
+COUNTED_LINES = ("bench", "report", "configs", "scripts", "inference", "models/inference", "common")
 
 
 def arguments(command: str, folder: str) -> list[str]:

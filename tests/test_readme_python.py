@@ -14,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import data
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from configs import load_config
 from configs.bench import BenchConfig
 from data import registry

@@ -9,8 +9,8 @@ import torch
 from bench_runs import config, run
 from broken_backends import register_broken
 
-from baselines import REGISTRY
 from bench import kernels as kernel_bench
+from bench.baselines import REGISTRY
 from bench.edge_inputs import EdgeInputs
 from bench.kernels import Problem
 from common.records import Row

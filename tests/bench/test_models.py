@@ -13,8 +13,8 @@ from bench.models import attention_dtype, cast
 from common.records import Row
 from common.timers import Rounds, Spread
 from configs.bench import BenchConfig
-from inference.agreement import compare
 from models import prepare_execution
+from models.inference.agreement import compare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32

@@ -5,8 +5,8 @@ import torch
 from bench_runs import CPU, config, context, run
 from broken_backends import REASONS, Broken, register_broken
 
-from baselines import REGISTRY
 from bench import runner
+from bench.baselines import REGISTRY
 from bench.runner import Case, Measure, devices_of, measured
 from common import provenance
 from common.cli import NOT_LOADED

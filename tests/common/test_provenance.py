@@ -65,7 +65,13 @@ def test_any_change_of_the_code_is_dirty_and_new_results_are_not(repository, mon
 
 @pytest.mark.parametrize(
     "name",
-    ["kernels/cuda/fused3s.cu", "models/fast.py", "training/step.py", "common/timers.py", "inference/batches.py"],
+    [
+        "kernels/cuda/fused3s.cu",
+        "models/fast.py",
+        "training/step.py",
+        "common/timers.py",
+        "models/inference/batches.py",
+    ],
 )
 def test_sources_are_all_code_that_a_time_depends_on(repository, name):
     (repository[0] / name).parent.mkdir(parents=True)

@@ -10,7 +10,7 @@ import torch
 from attention_cases import dense_attention, mask_of
 from tolerance import row_errors
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s import (
     SlowerBackendWarning,
     attention,

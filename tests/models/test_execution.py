@@ -5,14 +5,14 @@ import copy
 import pytest
 import torch
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from data.dgl import import_dgl
-from dense.block import dense_block_unavailable
 from fused3s import plan_attention
 from fused3s.backends.reference import ReferenceBackend
-from inference.agreement import compare
 from models import CudaGraphError, DenseUnavailableError, StaleWeightsError, prepare_execution
+from models.dense.block import dense_block_unavailable
 from models.fast import choose_dense, compiling_pays, training_path
+from models.inference.agreement import compare
 from models.weight_copies import CopiedModules
 
 GPU = torch.device("cuda", 0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from configs import Config, TrainConfig
 from models.machine import check_machine, resolve_device, resolve_dtype
 
@@ -20,7 +20,7 @@ def with_gpu(monkeypatch):
     """Every backend says that it can run on the device."""
     for backend in REGISTRY.values():
         monkeypatch.setattr(type(backend), "unavailable", lambda self, device: None)
-    monkeypatch.setattr("dense.block.cuda_unavailable", lambda device: None)
+    monkeypatch.setattr("models.dense.block.cuda_unavailable", lambda device: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100")
 

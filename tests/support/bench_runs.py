@@ -6,7 +6,7 @@ import pytest
 import torch
 from formula_backend import FormulaBackend
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.measures import MEASURES
 from bench.runner import Context, run_bench
 from common.provenance import provenance

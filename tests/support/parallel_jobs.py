@@ -19,7 +19,7 @@ from poison import poisoned_buffers
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from common.launch import RankError
 from configs import Config, TrainConfig
 from data import LoadedGraph
