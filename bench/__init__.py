@@ -1,1 +1,1 @@
-"""Measures kernels and models and records each value with its provenance in one CSV schema (`bench.records`)."""
+"""Measures kernels and models and records each value with its provenance in one CSV schema (`common.records`)."""

@@ -18,15 +18,15 @@ import torch
 
 import data
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import byte_row, kernel_case, kernel_time_row, normal_inputs, refuse_impossible
-from bench.records import NONE, Row
 from bench.runner import Case, Context, UnsupportedInputsError
-from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernels_by_turns
 from bench.traffic import gathered_bytes, gathered_columns
+from common.records import NONE, Row
+from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernels_by_turns
 from configs.bench import NO_EDGES, BenchConfig, Shape
 from data.sources.sphere import Sphere
 from fused3s.graph.csr import CSRPattern, as_tensor, csr_from_edges

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from baselines import flashsparse
-from baselines.bsb import BSB
-from bench.csv_files import AS_TEXT, read_table
-from bench.records import NOT_BUILT, NOT_PUBLISHED, Provenance
+from bench.baselines import flashsparse
+from bench.baselines.bsb import BSB
 from bench.sparse_formats import count_bcsr_blocks, count_vectors, formula_bits, stored_bits
+from common.csv_files import AS_TEXT, read_table
+from common.records import NOT_BUILT, NOT_PUBLISHED, Provenance
 from data.atomic import replacing
 from data.canonical import to_csr
 from data.graph import CsrGraph, RawGraph

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.layer_batches import Block, LayerBatch
 from bench.layer_model import TrainingStep
 

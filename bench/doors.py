@@ -36,13 +36,13 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import layer_norm, linear
 
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import largest_row_error
 from bench.layer_model import TYPES, LayerErrors
 from bench.layers import checked
-from bench.records import Row
 from bench.runner import Case, Context
-from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes
+from common.records import Row
+from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes
 from configs.bench import DOORS, BenchConfig
 from data.selection import Selection
 from data.sources.sphere import Sphere

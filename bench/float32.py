@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import ALLOWED_ERROR, checked_columns, float64_attention, largest_row_error
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import normal_inputs
-from bench.records import NONE, Row
-from bench.runner import Case, Context, dtype_name
-from bench.timers import Spread, time_kernels_by_turns
+from bench.runner import Case, Context
+from common.columns import dtype_name
+from common.records import NONE, Row
+from common.timers import Spread, time_kernels_by_turns
 from configs.bench import BenchConfig
 from fused3s import BackendUnavailableError
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 import fused3s
-from baselines.bsb import BSB, PAPER_TILE, array_module
-from baselines.bsb_build import sort_row_windows
-from bench.records import NONE, Row
+from bench.baselines.bsb import BSB, PAPER_TILE, array_module
+from bench.baselines.bsb_build import sort_row_windows
 from bench.runner import Case, Context
-from bench.timers import Spread
+from common.records import NONE, Row
+from common.timers import Spread
 from configs.bench import BenchConfig
 from fused3s.fused.shapes import TILE
 from fused3s.graph.csr import CSRPattern

@@ -1,8 +1,8 @@
 """Times of attention kernels on a graph, without a model around them.
 
     plan     launch        l2     interval
-    fixed    back_to_back  warm   up to ten runs in a row, which may overlap: `bench.timers.time_kernel`
-    fixed    isolated      warm   one run, the GPU idle in front of it: `bench.timers.time_isolated`
+    fixed    back_to_back  warm   up to ten runs in a row, which may overlap: `common.timers.time_kernel`
+    fixed    isolated      warm   one run, the GPU idle in front of it: `common.timers.time_isolated`
     fixed    isolated      cold   the same with L2 evicted
     rebuilt  none          none   format, schedule and run at each call, from the CSR arrays on the GPU: a mask that
                                   changes at every call. CUDA events around each call, so that the host counts: it
@@ -22,16 +22,18 @@ from typing import Any
 import torch
 
 import fused3s
-from baselines import REGISTRY
-from baselines.bsb import BSB
-from baselines.flex_attention import graph_block_mask
-from baselines.fused3s_paper import launch, paper_instance
+from bench.baselines import REGISTRY
+from bench.baselines.bsb import BSB
+from bench.baselines.flex_attention import graph_block_mask
+from bench.baselines.fused3s_paper import launch, paper_instance
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.gpu_trace import trace_gpu
-from bench.records import NONE, Row
-from bench.runner import Case, Context, UnsupportedInputsError, dtype_name
-from bench.timers import (
+from bench.runner import Case, Context, UnsupportedInputsError
+from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
+from common.columns import dtype_name
+from common.records import NONE, Row
+from common.timers import (
     LONG_REPEATS,
     Spread,
     l2_flusher,
@@ -43,7 +45,6 @@ from bench.timers import (
     time_passes,
     time_rounds,
 )
-from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
 from configs.bench import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape, edge_kind
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edges import canonical_csr, rows_of_edges

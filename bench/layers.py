@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 import fused3s.nn
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.captured_loop import captured_loop
 from bench.checks import checked_columns, largest_row_error
 from bench.gpu_trace import trace_gpu
@@ -52,9 +52,10 @@ from bench.layer_model import (
     first_layer_errors,
     run_in_parts,
 )
-from bench.records import NONE, Row
-from bench.runner import Case, Context, dtype_name
-from bench.timers import Spread, peak_memory_mib, reset_peak_memory, time_rounds_by_turns
+from bench.runner import Case, Context
+from common.columns import dtype_name
+from common.records import NONE, Row
+from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_rounds_by_turns
 from configs.bench import BenchConfig
 from fused3s import BackendUnavailableError, plan_attention
 

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 import fused3s
-from baselines import REGISTRY
-from bench.checks import accuracy, compare
-from bench.model_regions import time_attention, time_eager, time_regions
-from bench.records import HOST_BOUND, Row, key
-from bench.runner import Case, Context, UnsupportedInputsError, classify, dtype_name
-from bench.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
+from bench.baselines import REGISTRY
+from bench.runner import Case, Context, UnsupportedInputsError, classify
+from common.columns import dtype_name
+from common.records import HOST_BOUND, Row, key
+from common.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
 from configs.bench import BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.fast import fused_unavailable
+from models.inference.agreement import accuracy, compare
+from models.inference.model_regions import time_attention, time_eager, time_regions
 
 ACCURACY_DTYPES = (torch.float16, torch.bfloat16)
 # With more multiplications per block the float64 backend takes seconds a pass; float32 also checks float16.

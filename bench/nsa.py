@@ -18,15 +18,15 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import fused3s
-from baselines import REGISTRY
-from baselines.flex_attention import graph_block_mask
 from bench.backward import ALLOWED_OVER_TORCH
+from bench.baselines import REGISTRY
+from bench.baselines.flex_attention import graph_block_mask
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import kernel_case, normal_inputs, of_query_heads, refuse_impossible
-from bench.records import Row
 from bench.runner import Case, Context, UnsupportedInputsError
-from bench.timers import time_kernels_by_turns
+from common.records import Row
+from common.timers import time_kernels_by_turns
 from configs.bench import BenchConfig, Shape
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edges import rows_of_edges

@@ -28,12 +28,12 @@ from rich.text import Text
 from torch import Tensor
 
 import fused3s
-from bench import cli
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.kernels import normal_inputs
-from bench.records import Row
 from bench.runner import Case, Context
-from bench.timers import Spread, time_kernel, time_passes
+from common import cli
+from common.records import Row
+from common.timers import Spread, time_kernel, time_passes
 from configs.bench import BenchConfig
 from fused3s.runtime.cuda_graph import CaptureError, capture
 from parallel import Group, Part, PartAttention, all_values, gather_rows, on_first_rank, plan_part_attention, scatter

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from bench import fragments
-from bench.records import Row
 from bench.runner import Case, Context
-from bench.timers import time_kernel
+from common.records import Row
+from common.timers import time_kernel
 from configs.bench import BenchConfig
 from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel

@@ -17,8 +17,8 @@ import fused3s
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.format_build import timed
 from bench.kernels import normal_inputs
-from bench.records import Row
 from bench.runner import Case, Context
+from common.records import Row
 from configs.bench import BenchConfig
 
 VARIANTS = {"plan": "build", "plan_backward": "build", "plan_and_run": "attention"}  # with their scopes

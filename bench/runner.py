@@ -16,20 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 import fused3s
-from bench import cli
-from bench.gpu_state import clock_and_power
-from bench.host_load import HostLoad, describe_wait
-from bench.memory import is_out_of_memory
-from bench.provenance import provenance
-from bench.records import NONE, Provenance, Row, Status, append_rows, finished, key, read_rows
+from common import cli
+from common.columns import graph_columns
+from common.gpu_state import clock_and_power
+from common.host_load import HostLoad, describe_wait
+from common.memory import is_out_of_memory
+from common.provenance import provenance
+from common.records import NONE, Provenance, Row, Status, append_rows, finished, key, read_rows
 from configs.bench import BenchConfig, Shape
-from data import GraphMeta, LoadedGraph
+from data import LoadedGraph
 from fused3s.graph.csr import CSRPattern
 from fused3s.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError
 from parallel.group import on_first_rank, share
 
-NOT_LOADED = 3  # exit status: a graph could not be loaded, and the others were measured
 FINDINGS = ("published_", "flashsparse_naive")  # beginnings of backends whose wrong outputs are findings, not failures
 REASON_CHARS = 160  # of a row of a table
 Made = TypeVar("Made")
@@ -172,10 +172,6 @@ class Measure:
     finished: Collection[Status] = ("ok", "unsupported", "oom")
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def devices() -> list[torch.device]:
     """The current GPU, if there is one, and the CPU."""
     gpus = [torch.device("cuda", torch.cuda.current_device())] if torch.cuda.is_available() else []
@@ -200,18 +196,6 @@ def devices_of(measure: Measure, wanted: str) -> list[torch.device]:
             "recorded, and --device cpu measures what runs there"
         )
     return found if measure.device == "both" else found[:1]
-
-
-def graph_columns(meta: GraphMeta) -> dict[str, Any]:
-    """Columns of a row that describe the graph."""
-    return {
-        "dataset": meta.name,
-        "data_sha256": meta.sha256,
-        "data_source": meta.source,
-        "nodes": meta.num_nodes,
-        "nnz": meta.num_edges,
-        "graphs": meta.num_graphs,
-    }
 
 
 def load_once(load: Callable[[], LoadedGraph], group: Any) -> LoadedGraph:
@@ -362,7 +346,7 @@ def run_bench(
     cli.print_end(f"run {environments[on[0]].run_id}", results, not_loaded)
     judged = {row.status for row in found if not row.backend.startswith(FINDINGS)}
     wrong = judged & ({"wrong", "error"} - {*measure.finished})
-    return 1 if wrong else NOT_LOADED if not_loaded else 0
+    return 1 if wrong else cli.NOT_LOADED if not_loaded else 0
 
 
 SHOWN = ("kv_heads", "edges", "region", "backend", "variant", "order", "dense", "launch", "l2", "plan", "dtype")

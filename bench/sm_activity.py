@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from baselines.bsb import BSB
-from baselines.fused3s_paper import launch, paper_instance
 from bench import kernels as kernel_bench
+from bench.baselines.bsb import BSB
+from bench.baselines.fused3s_paper import launch, paper_instance
 from bench.checks import checked_columns, largest_row_error
-from bench.records import NONE, Row
 from bench.runner import Case, Context
-from bench.timers import Spread
+from common.records import NONE, Row
+from common.timers import Spread
 from configs.bench import SWITCHES, BenchConfig
 
 ActiveCycles = dict[int, int]  # by SM

@@ -30,7 +30,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from bench.records import NONE, Provenance, Row
+from common.records import NONE, Provenance, Row
 from fused3s import PlanRoom, capture_step, copy_padded_, plan_attention, sparse_attention
 from fused3s.fused.tuning import CHECKED_EDGES
 from fused3s.nn import AGNNConv, GATConv, GATv2Conv, SparseMHA, TransformerConv

@@ -23,11 +23,12 @@ from functools import cached_property
 import torch
 
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import row_errors
-from bench.records import NONE, Row
-from bench.runner import Case, Context, dtype_name
-from bench.timers import Spread
+from bench.runner import Case, Context
+from common.columns import dtype_name
+from common.records import NONE, Row
+from common.timers import Spread
 from configs.bench import BenchConfig
 from fused3s.graph.csr import CSRPattern
 

@@ -14,7 +14,7 @@ Padding of blocks, index arrays and columns gathered twice are left out: they be
 
 import torch
 
-from baselines.bsb import BSB, PAPER_TILE
+from bench.baselines.bsb import BSB, PAPER_TILE
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edges import rows_of_edges
 

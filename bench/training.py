@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import fused3s
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.checks import checked_columns
 from bench.models import cast
-from bench.records import NONE, Row
 from bench.runner import Case, Context, UnsupportedInputsError
-from bench.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
+from common.records import NONE, Row
+from common.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
 from configs.bench import WITH_FLOAT32, BenchConfig
 from configs.schema import TrainingConfig
 from models import GraphInputs, GraphTransformer

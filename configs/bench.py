@@ -1,17 +1,14 @@
 """Configuration of a benchmark, `configs/bench/NAME.yaml`: what is measured (`measure`), on which graphs, and how.
 
 All benchmarks share one flat set of keys. A benchmark reads those that KEYS names for it, with the defaults there; any
-other key is an error. `extends: OTHER.yaml` takes the keys of another file of the same folder as a start.
+other key is an error. `load_config(path, overrides, BenchConfig)` reads a file.
 """
 
 import re
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from configs.load import ConfigError, parse_yaml, read_yaml
 from configs.schema import MAX_HEAD_DIM, Section, check_choice, check_label, did_you_mean
 
 if TYPE_CHECKING:
@@ -215,7 +212,7 @@ class BenchConfig(Section):
     @model_validator(mode="after")
     def _values_known(self) -> Self:
         import data  # on use: `import configs` stays light
-        from baselines import REGISTRY
+        from bench.baselines import REGISTRY
 
         wanted = [workload.graph for workload in self.workloads.values()] or self.graphs
         for name in wanted:
@@ -307,52 +304,3 @@ def edge_kind(kind: str) -> tuple[str, int | None]:
     """Name and number of a kind of edge data: ("low_rank", 11) of "low_rank_11", ("bias", None) of "bias"."""
     match = NUMBERED.fullmatch(kind)
     return (match[1], int(match[2])) if match else (kind, None)
-
-
-def load_bench_config(path: Path, overrides: Sequence[str] = ()) -> BenchConfig:
-    """Read a YAML file and apply overrides "key=value" or "key.entry=value"; a value is read as YAML.
-
-    Raises:
-        ConfigError: names the file, the key, the value and what is allowed.
-    """
-    settings = _read(path)
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        *outer, key = name.split(".")
-        if not equals or len(outer) > 1 or not key:
-            raise ConfigError(f"--set {override}: the form is key=value")
-        target = settings.setdefault(outer[0], {}) if outer else settings
-        if not isinstance(target, dict):
-            raise ConfigError(f"--set {override}: {outer[0]} has no entries")
-        try:
-            target[key] = parse_yaml(text)
-        except ValueError as error:
-            raise ConfigError(f"--set {override}: not valid YAML: {error}") from error
-    try:
-        return BenchConfig.model_validate(settings)
-    except ValidationError as error:
-        lines = [_describe(details) for details in error.errors()]
-        raise ConfigError("\n  ".join([f"{' with '.join([str(path), *overrides])}: not valid:", *lines])) from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        settings = read_yaml(path)
-    except (OSError, ValueError) as error:
-        found = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml")))
-        raise ConfigError(f"{path}: cannot be read ({error}); {path.parent} has {found or 'no YAML file'}") from error
-    if not settings:
-        raise ConfigError(f"{path}: holds no keys; allowed are {', '.join(BenchConfig.model_fields)}")
-    if base := settings.pop("extends", None):
-        given, settings = settings, _read(path.parent / str(base))
-        for key, value in given.items():
-            both = isinstance(value, dict) and isinstance(settings.get(key), dict)
-            settings[key] = {**settings[key], **value} if both else value
-    return settings
-
-
-def _describe(details: Any) -> str:
-    if details["type"] == "value_error":
-        return ".".join(map(str, details["loc"])) + ": " * bool(details["loc"]) + str(details["ctx"]["error"])
-    shown = repr(details["input"])[:200]
-    return f"{'.'.join(map(str, details['loc']))} = {shown}: {details['msg'].removeprefix('Input ')}"

@@ -64,24 +64,29 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[Sc
     """Read a YAML configuration and apply overrides to it.
 
     Args:
-        path: the YAML file; paths inside it are relative to the current directory.
-        overrides: "section.key=value", later ones win; the value is read as YAML ("4" is a number, "null" is none).
-        schema: the sections that the file may have.
+        path: the YAML file; paths inside it are relative to the current directory. `extends: OTHER.yaml` takes the keys
+            of another file of the same folder as a start; those of a section are joined one by one.
+        overrides: "section.key=value", or "key=value" where the schema has keys without a section; later ones win. The
+            value is read as YAML ("4" is a number, "null" is none).
+        schema: the sections or keys that the file may have.
 
     Raises:
         ConfigError: lists all problems.
     """
     given, path = " ".join([str(path), *(f"--set {one}" for one in overrides)]), Path(path)
+    has_sections = all(isinstance(field.annotation, type) for field in schema.model_fields.values())
+    form, names = (r"\w+\.\w+", "section.key") if has_sections else (r"\w+(\.[^.=]+)?", "key")
     for override in overrides:
-        if not re.match(r"\s*\w+\.\w+\s*=", override):
-            sections = ", ".join(schema.model_fields)
-            raise ConfigError(f"{path}: --set {override}: the form is section.key=value; the sections are {sections}")
+        if not re.match(rf"\s*{form}\s*=", override):
+            known = f"{names.partition('.')[0]}s are {', '.join(schema.model_fields)}"
+            raise ConfigError(f"{path}: --set {override}: the form is {names}=value; the {known}")
     try:
-        settings = read_yaml(path)
+        settings = _read(path)
         for override in overrides:
             name, _, text = override.partition("=")
-            section, key = name.strip().split(".")
-            settings[section] = (settings.get(section) or {}) | {key: parse_yaml(text)}
+            section, _, key = name.strip().partition(".")
+            value = parse_yaml(text)
+            settings[section] = (settings.get(section) or {}) | {key: value} if key else value
         return schema.model_validate(settings)
     except FileNotFoundError:
         neighbours = ", ".join(sorted(one.name for one in path.parent.glob("*.yaml"))) or "no YAML file"
@@ -96,6 +101,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[Sc
         raise ConfigError("\n  ".join([f"{given}: {count} in the configuration", *lines])) from error
     except (OSError, ValueError, TypeError) as error:  # TypeError: a list as a section
         raise ConfigError(f"{given}: not valid YAML with sections and keys: {_clipped(error)}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The keys of a file, on top of those of the file that it extends."""
+    given = read_yaml(path)
+    if (base := given.pop("extends", None)) is None:
+        return given
+    settings = _read(path.parent / str(base))
+    for key, value in given.items():
+        both = isinstance(value, dict) and isinstance(settings.get(key), dict)
+        settings[key] = settings[key] | value if both else value
+    return settings
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -136,8 +153,9 @@ def _describe(details: Any, settings: Any, schema: type[Section]) -> tuple[str, 
         key.append(str(part))
     name = f"{'.'.join(key) or 'the file'} = {_clipped(repr(value))}: "
     match details["type"]:
-        case "value_error":  # raised by the schema; the text names keys and values
-            return str(details["ctx"]["error"]), ""
+        case "value_error":  # raised by the schema; the text names values, and keys unless they are of a mapping
+            text, outer = str(details["ctx"]["error"]), ".".join(map(str, details["loc"]))
+            return text if text.startswith(details["loc"][:1]) else f"{outer}: {text}", ""
         case "missing":
             return f"{'.'.join(details['loc'])}: ", "is missing and has no default"
         case "extra_forbidden" | "invalid_key":

@@ -2,7 +2,7 @@
 
 A YAML file states only the values that it changes; the defaults are below, and those of runtime.warmup and
 runtime.repeats in the data set's registry entry. Whether a configuration is valid depends on nothing but its values:
-the machine is checked by `configs.resolve`, files when they are read.
+the machine is checked by `models.machine`, files when they are read.
 """
 
 import difflib
@@ -74,7 +74,7 @@ def _label(name: str) -> str:
 
 def _backend(name: str) -> str:
     if name != "auto":
-        from baselines import REGISTRY  # on use: it imports torch and the kernels
+        from bench.baselines import REGISTRY  # on use: it imports torch and the kernels
 
         check_choice("attention.backend", name, ("auto", *REGISTRY))
     return name

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
+from configs.load import read_yaml
 
-STEPS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+STEPS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_suffix(".yaml"))
 PAPER = [name for name, step in STEPS.items() if step.get("in") == "paper"]  # the default

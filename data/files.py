@@ -41,7 +41,6 @@ import numpy as np
 from data.errors import DatasetMissingError
 from data.features import as_features, as_integers, check_classes, check_splits
 from data.graph import MAX_NODES, PARTS, CsrGraph, RawGraph, Target
-from data.mapped_collections import loading_bytes, mapped_csr
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, fits, require_memory
 from data.packed import join_graphs, rows_of
 from data.selection import Selection, refusal, renumbered
@@ -365,6 +364,8 @@ def _collection(path: Path, names: set[str], selection: Selection, mapped: Path 
         "collection_size": count,
     }
     origin = selection.described(str(path))
+    from data.mapped_collections import loading_bytes, mapped_csr  # on use: of collections alone
+
     needed = loading_bytes(path, int(sizes[picked].sum()), int(edge_counts[picked].sum()))
     if mapped and "feat" in names and not fits(needed):
         if selection.order != "dataset":

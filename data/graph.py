@@ -215,7 +215,7 @@ class LoadedGraph(CsrTensors):
         splits: for "train", "valid" and "test" the int64 ids of the loaded nodes (node task) or graphs (graph task);
             None if the set has no standard split.
         graph_ids: [G] int64, numbers of the graphs in their collection; None if they are not known.
-        metric: the standard one, of `training.metrics`; None if the set has none.
+        metric: the standard one, of `models.metrics`; None if the set has none.
     """
 
     meta: GraphMeta

@@ -24,11 +24,8 @@ from data.features import (
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
 from data.memory import fits
-from data.random_walk import random_walk_encoding
-from data.registry import Dataset, info, registry
+from data.registry import Dataset, info, names
 from data.selection import Order, Selection, Split, refusal
-from data.synthetic.generate import NoSurrogate, expected_size, surrogate
-from data.synthetic.huge import HugeGraph
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +102,9 @@ def load(
         if edge_features:
             raise ValueError("self_loops: got True with edge_features=True; self-loops have no features")
         raw = with_self_loops(raw)
-    return _finish(name, registry().get(name), found_in, raw, seed, features, edge_features, random_walk)
+    return _finish(
+        name, info(name) if name in names() else None, found_in, raw, seed, features, edge_features, random_walk
+    )
 
 
 def find_graph(
@@ -131,12 +130,12 @@ def find_graph(
     selection = Selection(**choice, name=name)
     root, path = Path(root), None if path is None else Path(path)
     local, mapped = root / f"{name}.npz", root / "mapped"
-    if path is not None and name in registry() and path.name.partition(".")[0] != name:
+    if path is not None and name in names() and path.name.partition(".")[0] != name:
         text = "%s: read under the name of a registered data set, %s, which results carry; give it a name of its own "
         logger.warning(text + "(name, data.name in a configuration)", path, name)
     if path is not None or source == "file":
         return "file", read_graph(path or local, selection, mapped)
-    if source == "auto" and name not in registry() and local.is_file():
+    if source == "auto" and name not in names() and local.is_file():
         return "file", read_graph(local, selection, mapped)
     entry = info(name)
     if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
@@ -159,7 +158,7 @@ def find_graph(
     except DatasetMissingError as missing:
         # There is a surrogate for "auto", but for a publisher who may answer later, a choice of graphs, and a graph
         # whose surrogate takes minutes.
-        is_large = isinstance(entry.synthetic, (NoSurrogate, HugeGraph))
+        is_large = entry.surrogate["generator"] in ("NoSurrogate", "HugeGraph")
         is_choice = entry.num_graphs is not None and not selection.is_default
         if source == "official" or isinstance(missing, DownloadError) or is_large or is_choice:
             raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
@@ -170,6 +169,8 @@ def find_graph(
 
 
 def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool) -> RawGraph | CsrGraph:
+    from data.synthetic.generate import expected_size, surrogate  # on use: most runs are of real graphs
+
     batch_size = selection.batch_size or 1
     if features:
         nodes = expected_size(entry, batch_size)[1]
@@ -180,7 +181,7 @@ def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool)
 
 def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: DatasetMissingError) -> str:
     alternative = "source='synthetic' gives a surrogate; "
-    if isinstance(entry.synthetic, NoSurrogate):
+    if entry.surrogate["generator"] == "NoSurrogate":
         alternative = ""
     elif entry.num_graphs is not None and not selection.is_default:
         alternative = "source='synthetic' gives a surrogate, but only with a batch_size, order 'dataset' and no split; "
@@ -256,6 +257,8 @@ def _finish(
 
     sizes = np.array([csr.num_nodes]) if csr.graph_sizes is None else csr.graph_sizes
     if random_walk:
+        from data.random_walk import random_walk_encoding
+
         ndata["random_walk"] = random_walk_encoding(csr.indptr, csr.col, sizes, random_walk)
     node_data = {key: to_tensor(values) for key, values in ndata.items()}
     edge_data, about_edges = {}, {}
@@ -317,7 +320,7 @@ def _edge_features(
         check_kind(f"{name} ({csr.origin})", "edge features", values, cardinalities)
     if values is None:
         if entry is None or not entry.edge_feature_dim:
-            having = ", ".join(one.name for one in registry().values() if one.edge_feature_dim)
+            having = ", ".join(one for one in names() if info(one).edge_feature_dim)
             raise ValueError(
                 f"{name}: has no edge features (asked for by edge_features=True, in a configuration by "
                 f"model.edge_features); these have: {having}, and .npz files with edge_feat"

@@ -1,37 +1,42 @@
 """Table of data sets, `datasets.yaml`, as frozen dataclasses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from data.graph import GraphSpec, Metric, Task
 from data.sources.base import OfficialSource
-from data.sources.block_models import SbmCluster, SbmPattern
-from data.sources.edge_lists import EdgeList, Facebook100
-from data.sources.elliptic import Elliptic
-from data.sources.large import Igb, Papers100M
-from data.sources.molecules import OgbMolecules, SmilesTable
-from data.sources.planetoid import Planetoid
-from data.sources.power_law import PowerLaw
-from data.sources.pyg import OgbGraphs, OgbNodes, PygCollection, PygGraph
-from data.sources.qm9 import Qm9
-from data.sources.sequence_masks import BigBird, Longformer, SelectedBlocks
-from data.sources.sphere import Sphere
-from data.synthetic.batch import DenseBatch, MoleculeBatch, SuperpixelBatch, SyntaxTreeBatch
-from data.synthetic.generate import Generator, NoSurrogate
-from data.synthetic.graph import WindowedGraph
-from data.synthetic.huge import HugeGraph
-from data.synthetic.windows import Deciles, LogNormal
+
+if TYPE_CHECKING:
+    from data.synthetic.generate import Generator
 
 TABLE = Path(__file__).with_name("datasets.yaml")
-READERS = (
-    *(BigBird, EdgeList, Elliptic, Facebook100, Igb, Longformer, OgbGraphs, OgbMolecules, OgbNodes, Papers100M),
-    *(Planetoid, PowerLaw, PygCollection, PygGraph, Qm9, SbmCluster, SbmPattern, SelectedBlocks, SmilesTable, Sphere),
-)
-GENERATORS = (DenseBatch, HugeGraph, MoleculeBatch, NoSurrogate, SuperpixelBatch, SyntaxTreeBatch, WindowedGraph)
+# Classes by their modules, which are imported when an entry that names one is asked for.
+READERS = {
+    "data.sources.block_models": ("SbmCluster", "SbmPattern"),
+    "data.sources.edge_lists": ("EdgeList", "Facebook100"),
+    "data.sources.elliptic": ("Elliptic",),
+    "data.sources.large": ("Igb", "Papers100M"),
+    "data.sources.molecules": ("OgbMolecules", "SmilesTable"),
+    "data.sources.planetoid": ("Planetoid",),
+    "data.sources.power_law": ("PowerLaw",),
+    "data.sources.pyg": ("OgbGraphs", "OgbNodes", "PygCollection", "PygGraph"),
+    "data.sources.qm9": ("Qm9",),
+    "data.sources.sequence_masks": ("BigBird", "Longformer", "SelectedBlocks"),
+    "data.sources.sphere": ("Sphere",),
+}
+GENERATORS = {
+    "data.synthetic.batch": ("DenseBatch", "MoleculeBatch", "SuperpixelBatch", "SyntaxTreeBatch"),
+    "data.synthetic.generate": ("NoSurrogate",),
+    "data.synthetic.graph": ("WindowedGraph",),
+    "data.synthetic.huge": ("HugeGraph",),
+}
+WINDOWS = {"data.synthetic.windows": ("Deciles", "LogNormal")}
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Dataset(GraphSpec):
         licence: as the publisher states it.
         citation: how to cite it.
         official: fetches and reads the publisher's files.
-        synthetic: generator of the surrogate.
+        surrogate: generator of the surrogate and its arguments; see `synthetic`.
         embedded: the publisher's files that ship with this repository, read instead of a download; None for most sets.
         feature_cardinalities: number of codes of each categorical column; None for float features.
         edge_feature_dim: columns of the edge features; 0 if the set has none.
@@ -87,8 +92,8 @@ class Dataset(GraphSpec):
     licence: str
     citation: str
     official: OfficialSource
-    synthetic: Generator
-    embedded: Planetoid | None = None
+    surrogate: Mapping[str, Any]
+    embedded: OfficialSource | None = None
     feature_cardinalities: tuple[int, ...] | None = None
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
@@ -99,52 +104,61 @@ class Dataset(GraphSpec):
     warmup: int = 3
     repeats: int = 20
 
+    @cached_property
+    def synthetic(self) -> "Generator":
+        """The generator of the surrogate."""
+        arguments = dict(self.surrogate)
+        if "deciles" in arguments:
+            arguments["tcbs"] = _made(WINDOWS, {"of": "Deciles", "bounds": arguments.pop("deciles")}, "of")
+        elif "cv" in arguments:
+            most = {"maximum": arguments.pop("max_tcbs")} if "max_tcbs" in arguments else {}
+            arguments["tcbs"] = _made(WINDOWS, {"of": "LogNormal", "cv": arguments.pop("cv"), **most}, "of")
+        return _made(GENERATORS, arguments, "generator")
+
 
 @cache
-def registry() -> dict[str, Dataset]:
-    """All entries by name, in the order of the table."""
-    table = yaml.load(TABLE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return {name: _entry(name, fields) for name, fields in table["sets"].items()}
+def _table() -> dict[str, dict[str, Any]]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(TABLE.read_text(encoding="utf-8"), loader)["sets"]
 
 
 def names() -> tuple[str, ...]:
     """Registered names, in the order of the table."""
-    return tuple(registry())
+    return tuple(_table())
 
 
 def info(name: str) -> Dataset:
-    """The registry's entry for `name`.
+    """The registry's entry for `name`; the same object each time.
 
     Raises:
         ValueError: `name` is not registered.
     """
-    if not isinstance(name, str) or name not in registry():
+    if not isinstance(name, str) or name not in _table():
         raise ValueError(
-            f"name: got {name!r}; registered are {', '.join(registry())}. For a graph of your own pass path=, "
+            f"name: got {name!r}; registered are {', '.join(names())}. For a graph of your own pass path=, "
             "under any name"
         )
-    return registry()[name]
+    return _known(name)
+
+
+@cache
+def _known(name: str) -> Dataset:
+    return _entry(name, _table()[name])
 
 
 def _entry(name: str, fields: dict[str, Any]) -> Dataset:
     fields = _with_tuples(fields)
     made = {key: _made(READERS, fields[key], "reader") for key in ("official", "embedded") if key in fields}
-    surrogate = dict(fields["synthetic"])
-    if "deciles" in surrogate:
-        surrogate["tcbs"] = Deciles(surrogate.pop("deciles"))
-    elif "cv" in surrogate:
-        most = {"maximum": surrogate.pop("max_tcbs")} if "max_tcbs" in surrogate else {}
-        surrogate["tcbs"] = LogNormal(surrogate.pop("cv"), **most)
-    made["synthetic"] = _made(GENERATORS, surrogate, "generator")
     if "published" in fields:
         made["published"] = Published(**fields["published"])
-    return Dataset(**{"name": name, **fields, **made})
+    return Dataset(**{"name": name, "surrogate": fields.pop("synthetic"), **fields, **made})
 
 
-def _made(classes: tuple[type, ...], arguments: dict[str, Any], kind: str) -> Any:
+def _made(modules: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any], kind: str) -> Any:
     """An instance of the class that the entry names."""
-    known = {each.__name__: each for each in classes}
-    return known[arguments[kind]](**{key: value for key, value in arguments.items() if key != kind})
+    (module,) = (module for module, classes in modules.items() if arguments[kind] in classes)
+    known = getattr(import_module(module), arguments[kind])
+    return known(**{key: value for key, value in arguments.items() if key != kind})
 
 
 def _with_tuples(value: Any) -> Any:

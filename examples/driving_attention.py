@@ -106,5 +106,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=100)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--columns", type=int, default=16, help="of r and of all other vectors; 128 in their models")
+    parser.add_argument("--columns", type=int, default=128, help="of r and of all other vectors")
     main(**vars(parser.parse_args()))

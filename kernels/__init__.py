@@ -16,17 +16,21 @@ if __name__ != "fused3s":  # a second copy would register the operators twice
 
 __version__ = "0.2.0"  # pyproject.toml reads it here
 
+from typing import TYPE_CHECKING, Any
+
 from .attention import AttentionPlan, BackendInfo, list_backends, plan_attention, sparse_attention
-from .captured_loop import CapturedLoop
-from .captured_step import capture_step, copy_padded_
 from .errors import BackendUnavailableError, KernelCompileError, SlowerBackendWarning, UnsupportedGraphError
 from .graph.key_lists import KeyLists
 from .heads_last import edge_attention
-from .plan_room import PlanRoom, plan_many
 from .terms.dropout import Dropout
 from .terms.edge_data import BoundEdges, EdgeData
 from .terms.score_term import ScoreTerm
 from .torch_side.side_by_side import split_qkv
+
+if TYPE_CHECKING:
+    from .captured_loop import CapturedLoop
+    from .captured_step import capture_step, copy_padded_
+    from .plan_room import PlanRoom, plan_many
 
 __all__ = [
     "AttentionPlan",
@@ -52,3 +56,21 @@ __all__ = [
     "sparse_attention",
     "split_qkv",
 ]
+
+# Modules of names that are imported on use: they, and what they import, are of training steps on a GPU.
+_ON_USE = {
+    "CapturedLoop": "captured_loop",
+    "PlanRoom": "plan_room",
+    "capture_step": "captured_step",
+    "copy_padded_": "captured_step",
+    "plan_many": "plan_room",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    globals()[name] = found = getattr(import_module(f"{__name__}.{_ON_USE[name]}"), name)
+    return found

@@ -31,7 +31,7 @@ from .arguments import (
     refuse_tracing,
     resolve_device,
 )
-from .backends import AUTO, REGISTRY
+from .backends import AUTO, REGISTRY, why_unavailable
 from .backends.base import Backend, InputSpec
 from .errors import BackendUnavailableError, SlowerBackendWarning, UnsupportedGraphError
 from .fused.tuning import CHECKED_EDGES, SETTLED_EDGES
@@ -315,15 +315,15 @@ def _row_order(
 
 
 def _can_reorder(device: torch.device) -> bool:
-    return any(backend.reorders and not backend.unavailable(device) for backend in REGISTRY.values())
+    return any(REGISTRY[name].reorders and not REGISTRY[name].unavailable(device) for name in AUTO)
 
 
 def _fastest_first(device: torch.device) -> Iterator[Backend]:
     """The backends of "auto" in order. cuSPARSE comes last on a GPU: it runs head by head, without repeated edges."""
     for is_last in (False, True) if device.type == "cuda" else (None,):
-        for backend in (REGISTRY[name] for name in AUTO):
-            if is_last in (None, backend.head_by_head):
-                yield backend
+        for name in AUTO:
+            if is_last is None or is_last == REGISTRY[name].head_by_head:
+                yield REGISTRY[name]
 
 
 def _warn_of_slower_backend(name: str, reason: str) -> None:
@@ -370,7 +370,7 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
     if name == "auto":
         passed_over = {}
         for backend in _fastest_first(device):
-            reason = backend.unavailable(device) or unsupported(backend)
+            reason = why_unavailable(backend, device) or unsupported(backend)
             if reason is None:
                 because = "; ".join(f"not {other}: {why}" for other, why in passed_over.items())
                 logger.info("attention backend: %s on %s%s", backend.name, device, f" ({because})" if because else "")
@@ -383,7 +383,7 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
         raise BackendUnavailableError(f"no attention backend can run on {device}: {hint}{'; '.join(passed_over)}")
     check_word("backend", name, ("auto", *REGISTRY))
     backend = REGISTRY[name]
-    if reason := backend.unavailable(device):
+    if reason := why_unavailable(backend, device):
         raise BackendUnavailableError(f"backend {name} cannot run: {reason}")
     if reason := unsupported(backend):
         raise ValueError(f"backend: {name} cannot run this: {reason}")

@@ -9,8 +9,7 @@ import torch
 
 from .arguments import DTYPES, check_flag, finite_number, refuse_tracing, resolve_device
 from .backends import REGISTRY
-from .backends.base import QKV, BackwardCall, Call, Gradients, InputSpec
-from .backends.cuda import forward_only
+from .backends.base import QKV, BackwardCall, Call, Gradients, InputSpec, forward_only
 from .graph.edge_order import EdgeOrder
 from .graph.reorder.row_order import RowOrder
 from .runtime.semaphores import is_capturing
@@ -369,7 +368,7 @@ class AttentionPlan:
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """A copy is a plan of its own, also in another process."""
         self._wait_for_edge_order()
-        return AttentionPlan, tuple(getattr(self, field.name) for field in fields(self))
+        return _restored, tuple(getattr(self, field.name) for field in fields(self))
 
     def _bound(
         self,
@@ -438,3 +437,10 @@ class AttentionPlan:
                 f"a plan of backend {self.backend} cannot be {verb}: it holds objects of another library; "
                 "build it anew with plan_attention"
             )
+
+
+def _restored(*values: Any) -> AttentionPlan:
+    """A plan from its fields, and its backend imported: a call that torch.compile traces must not do that."""
+    plan = AttentionPlan(*values)
+    REGISTRY[plan.backend].data_type  # noqa: B018
+    return plan

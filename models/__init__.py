@@ -3,14 +3,18 @@
 The arguments of a GraphTransformer are the fields of `Settings`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from models.checkpoint import CheckpointError, load_checkpoint
-from models.conv_net import ConvNet
 from models.execution import CudaGraphError, Execution, prepare_execution
 from models.fast import DenseUnavailableError, StaleWeightsError
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 from models.graph_model import GraphModel
 from models.graph_transformer import GraphTransformer
 from models.settings import Settings
+
+if TYPE_CHECKING:
+    from models.conv_net import ConvNet
 
 __all__ = [
     "Attention",
@@ -28,3 +32,11 @@ __all__ = [
     "prepare_execution",
     "prepare_graph",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ConvNet":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from models.conv_net import ConvNet  # on use: most models are Graph Transformers
+
+    return ConvNet

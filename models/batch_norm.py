@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from dense.batch_norm import BatchNormFunction, runs_kernels
-
 
 class BatchNorm(nn.BatchNorm1d):
     """`nn.BatchNorm1d` whose statistics can leave out rows of padding."""
@@ -16,8 +14,11 @@ class BatchNorm(nn.BatchNorm1d):
             row_weights: [N], 1 / r for the first r rows and 0 for the others, which are padding; None: all rows are
                 real. In training the statistics, also the running ones, are those of `nn.BatchNorm1d` on the first r.
         """
-        if self.training and runs_kernels(x):
-            return BatchNormFunction.apply(x, self.weight, self.bias, self, row_weights)
+        if self.training and x.is_cuda and not torch.compiler.is_compiling():
+            from models.dense.batch_norm import BatchNormFunction, runs_kernels  # on use: of training on a GPU alone
+
+            if runs_kernels(x):
+                return BatchNormFunction.apply(x, self.weight, self.bias, self, row_weights)
         if row_weights is None or not self.training:
             return super().forward(x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -5,14 +5,14 @@ plain     The modules of the model, at least one kernel each.
 compiled  torch.compile of the layers between two attentions, so that attention causes no graph break. The first pass
           compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower). "auto" takes
           it in long runs on GPUs whose compute capability is not 9.0 (`compiling_pays`).
-fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference dense.block, d = 64, 80, 96, 128, 160, 192 and
-          256, compute capability 9.0, which reads a packed copy of the weights. In training `models.fast_training`,
-          also with batch norm.
+fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference models.dense.block, d = 64, 80, 96, 128, 160,
+          192 and 256, compute capability 9.0, which reads a packed copy of the weights. In training
+          `models.fast_training`, also with batch norm.
 
 In inference compiled and fused compute the embedding as one aligned GEMM (`models.embedding.pack_embedding`), also with
 a packed copy. A change of weights after their copies were made (`models.weight_copies` says which are noticed) is an
 error at the next run: prepare the execution again. The three paths round to the model's dtype in different places;
-their outputs agree within the tolerance of `--verify`.
+their outputs agree within the tolerance of `--verify`. Modules of the fused paths are imported on use.
 """
 
 import os
@@ -26,16 +26,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dense.block import block_instance, dense_block, dense_block_unavailable, pack_block
-from dense.weights import CAPABILITY
-from fused3s.runtime.jit import compile_ahead
+from fused3s.runtime.device import cuda_unavailable
 from models.embedding import pack_embedding
-from models.fast_ends import embed_in_training, readout_in_training
-from models.fast_training import DenseBlock, FusedTraining, successive_blocks, weights_of
 from models.graph_inputs import GraphInputs
 from models.graph_model import GraphModel
-from models.graph_transformer import Block, GraphTransformer, mlp, norm_options
-from models.separate_rows import separate_rows_unavailable
+from models.graph_transformer import (
+    Block,
+    DenseBlock,
+    GraphTransformer,
+    mlp,
+    norm_options,
+    successive_blocks,
+    weights_of,
+)
 from models.weight_copies import CopiedModules
 
 DensePath = Literal["plain", "compiled", "fused"]
@@ -133,6 +136,9 @@ def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "au
 def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> None:
     """Begin to compile the kernels that `choose_dense` will need, beside those of a plan."""
     if requested in ("auto", "fused") and not fused_unavailable(model):
+        from fused3s.runtime.jit import compile_ahead
+        from models.dense.block import block_instance
+
         dim, pairs = model.blocks[0].qkv.in_features, successive_blocks(model)
         instances = [block_instance(model.dtype, dim, following is not None) for _, following in pairs]
         compile_ahead(instances, model.device.index)
@@ -151,7 +157,11 @@ def compiling_pays(model: GraphModel) -> bool:
     """Whether a Graph Transformer is on a GPU without the kernel of the dense block, and torch.compile finds what it
     needs: Triton calls a C compiler, which images that only run programs lack."""
     is_on_gpu = isinstance(model, GraphTransformer) and model.device.type == "cuda"
-    if not is_on_gpu or model.virtual_nodes or torch.cuda.get_device_capability(model.device) == CAPABILITY:
+    if not is_on_gpu or model.virtual_nodes:
+        return False
+    from models.dense.weights import CAPABILITY
+
+    if torch.cuda.get_device_capability(model.device) == CAPABILITY:
         return False
     has_compiler = os.environ.get("CC") or which("gcc") or which("clang")
     return bool(has_compiler) and find_spec("triton") is not None
@@ -168,6 +178,9 @@ def training_forward(model: GraphModel, path: DensePath, *, dynamic: bool = Fals
     if path == "compiled":
         blocks = compiled_blocks(model, dynamic)
         return FastForward(model, model.embed, lambda: blocks, model.readout)
+    from models.fast_ends import embed_in_training, readout_in_training
+    from models.fast_training import FusedTraining
+
     # The readout of graphs has few rows, in float32.
     readout = readout_in_training(model.readout) if model.task == "node" else model.readout
     return FastForward(model, partial(embed_in_training, model), FusedTraining(model).begin, readout)
@@ -181,11 +194,17 @@ def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | Non
         return VIRTUAL_NODES
     norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
     if training:  # separate kernels may run what the single one cannot
+        from models.separate_rows import separate_rows_unavailable
+
         return separate_rows_unavailable(model.device, model.dtype, dim)
     if not isinstance(norm, nn.LayerNorm):
         return f"it takes LayerNorm, and the model has {type(norm).__name__}"
     if differing := next((block for block in model.blocks if block.norm1.eps != block.norm2.eps), None):
         return f"the two norms' eps differ: {differing.norm1.eps} and {differing.norm2.eps}"
+    if reason := cuda_unavailable(model.device):
+        return reason
+    from models.dense.block import dense_block_unavailable
+
     return dense_block_unavailable(model.device, model.dtype, dim)
 
 
@@ -206,6 +225,8 @@ def compiled_blocks(model: GraphTransformer, dynamic: bool = False) -> list[Dens
 
 def fused_blocks(model: GraphTransformer) -> list[DenseBlock]:
     """Dense blocks by the inference kernel, with packed copies of the weights."""
+    from models.dense.block import dense_block, pack_block
+
     blocks = []
     for block, following in successive_blocks(model):
         weights = [weight.detach() for weight in weights_of(block, following)]

@@ -1,4 +1,4 @@
-"""Embedding and readout of training in 16 bits, with gradients of biases by kernels of dense.residual_norm."""
+"""Embedding and readout of training in 16 bits, with gradients of biases by kernels of models.dense.residual_norm."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dense.residual_norm import CHUNK, ColumnSums, relu_backward_
 from fused3s.torch_side.torch_private import linear_relu
+from models.dense.residual_norm import CHUNK, ColumnSums, relu_backward_
 from models.graph_inputs import GraphInputs
 from models.graph_transformer import GraphTransformer
 from models.readout import Readout

@@ -3,7 +3,8 @@
     s1 = h + attended Wout + bout       h1 = norm1(s1)      hidden = relu(h1 Wup + bup)
     s2 = h1 + hidden Wdown + bdown      h2 = norm2(s2)      qkv = h2 Wqkv, of the next block
 
-One kernel per direction (dense.block_training) computes the rows of a block, or one per layer (models.separate_rows).
+One kernel per direction (models.dense.block_training) computes the rows of a block, or one per layer
+(models.separate_rows).
 Gradients of its matrices are GEMMs over all rows by torch, on a second CUDA stream: on a small graph neither they nor
 the attention fill the GPU.
 
@@ -24,36 +25,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dense.block import Kept
-from dense.block_training import (
+from fused3s.terms.dropout import Dropout
+from models.batch_norm import BatchNorm
+from models.dense.block import Kept
+from models.dense.block_training import (
     RowGradients,
     TrainingPacking,
     dense_block_backward,
     dense_block_forward,
     training_block_unavailable,
 )
-from dense.residual_norm import ColumnSums
-from fused3s.terms.dropout import Dropout
-from models.batch_norm import BatchNorm
-from models.graph_transformer import Block, GraphTransformer
+from models.dense.residual_norm import ColumnSums
+from models.graph_transformer import DenseBlock, GraphTransformer, successive_blocks, weights_of
 from models.separate_rows import SeparateRows
 
-# (attended [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or None after the last block). Those
-# with batch norm also take `GraphInputs.row_weights`, if there are any.
-DenseBlock = Callable[..., tuple[Tensor, Tensor | None]]
 Weights = list[list[Tensor]]  # of each block, in the order of `weights_of`
-
-
-def successive_blocks(model: GraphTransformer) -> list[tuple[Block, Block | None]]:
-    """Pairs of each block and its successor."""
-    return list(zip(model.blocks, [*model.blocks[1:], None], strict=True))
-
-
-def weights_of(block: Block, following: Block | None) -> list[Tensor]:
-    """Weights of a dense block in the order of `dense.block.pack_block`; the last is Wqkv of the block after it."""
-    layers = (block.out, block.norm1, block.ffn_up, block.ffn_down, block.norm2)
-    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
-    return weights if following is None else [*weights, following.qkv.weight]
 
 
 class FusedTraining:

@@ -15,7 +15,6 @@ from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edge_order import EdgeOrder
 from fused3s.terms.edge_data import scored_edges
 from fused3s.terms.score_term import whole_expression
-from models.laplacian import laplacian_encoding
 
 
 class Attention(Protocol):
@@ -169,6 +168,8 @@ def _inputs(
         features = aligned[:, : features.shape[1]]
     if pos_enc:
         source, destination = (nodes.cpu().numpy() for nodes in ends)
+        from models.laplacian import laplacian_encoding  # on use: it needs SciPy
+
         vectors = laplacian_encoding(source, destination, num_nodes, pos_enc)
         encoding = torch.from_numpy(vectors).to(device, dtype)
     return GraphInputs(

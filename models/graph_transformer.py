@@ -23,6 +23,7 @@ bias    As in Graphormer (Ying et al. 2021): a learned number for each head and 
 can capture it. Dropout is placed as in the authors' code; dropout of the features as in GCN and GAT.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,12 +37,14 @@ from models.graph_inputs import EdgeInputs, GraphInputs
 from models.graph_model import GraphModel
 from models.readout import Readout, mean_nodes
 from models.settings import Settings
-from models.virtual_node import VirtualNode
 
 NORMS = {"layer": nn.LayerNorm, "batch": BatchNorm}
 SCORE_CLAMP = 5.0  # of the edge stream, as in the authors' code
 SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # added at each training pass: odd, so that no seed returns before 2^64 passes
 Edges = Tensor | BoundEdges | None  # see `Block.attend`
+# (attended [N, d], h [N, d]) -> (h of the next block [N, d], its q, k, v [N, 3 d], or None after the last block). Those
+# with batch norm also take `GraphInputs.row_weights`, if there are any.
+DenseBlock = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 class Block(nn.Module):
@@ -171,9 +174,11 @@ class GraphTransformer(GraphModel):
             self.edge_blocks = nn.ModuleList(
                 EdgeBlock(dim, heads, norm, dropout, last=i == blocks - 1) for i in range(blocks)
             )
-        self.virtual_nodes = nn.ModuleList(
-            VirtualNode(dim, dropout) for _ in range(blocks - 1 if settings.virtual_node else 0)
-        )
+        self.virtual_nodes = nn.ModuleList()
+        if settings.virtual_node:
+            from models.virtual_node import VirtualNode
+
+            self.virtual_nodes.extend(VirtualNode(dim, dropout) for _ in range(blocks - 1))
         if settings.attention_dropout:  # drawn last and only if used: the weights of a seed do not depend on it
             self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (blocks,)), persistent=False)
 
@@ -223,3 +228,15 @@ class GraphTransformer(GraphModel):
     def rows(self, h: Tensor, inputs: GraphInputs) -> Tensor:
         """Input of the readout: the nodes [N, d], or the mean of each graph [G, d]."""
         return h if self.task == "node" else mean_nodes(h.to(self.readout.classes.weight.dtype), inputs)
+
+
+def successive_blocks(model: GraphTransformer) -> list[tuple[Block, Block | None]]:
+    """Pairs of each block and its successor."""
+    return list(zip(model.blocks, [*model.blocks[1:], None], strict=True))
+
+
+def weights_of(block: Block, following: Block | None) -> list[Tensor]:
+    """Weights of a dense block in the order of `models.dense.block.pack_block`; the last is Wqkv of the next block."""
+    layers = (block.out, block.norm1, block.ffn_up, block.ffn_down, block.norm2)
+    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
+    return weights if following is None else [*weights, following.qkv.weight]

@@ -1,8 +1,9 @@
-"""Rows of a dense block in training if its single kernel cannot run: GEMMs by torch, and kernels of dense.residual_norm
-and dense.batch_norm for residuals, norms and ReLU with their gradients and all column sums.
+"""Rows of a dense block in training if its single kernel cannot run: GEMMs by torch, and kernels of
+models.dense.residual_norm and models.dense.batch_norm for residuals, norms and ReLU with their gradients and all column
+sums.
 
 `models.fast_training.rows_of_passes` alone chooses them. Without them the reason below is that of
-`dense.block_training.training_block_unavailable`.
+`models.dense.block_training.training_block_unavailable`.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dense.batch_norm import apply_batch_norm, residual_batch_norm, residual_batch_norm_backward
-from dense.block_training import RowGradients
-from dense.residual_norm import (
+from fused3s.torch_side.torch_private import linear_relu
+from models.batch_norm import BatchNorm
+from models.dense.batch_norm import apply_batch_norm, residual_batch_norm, residual_batch_norm_backward
+from models.dense.block_training import RowGradients
+from models.dense.residual_norm import (
     CHUNK,
     MOST_COLUMNS,
     ColumnSums,
@@ -22,8 +25,6 @@ from dense.residual_norm import (
     residual_norm,
     residual_norm_backward,
 )
-from fused3s.torch_side.torch_private import linear_relu
-from models.batch_norm import BatchNorm
 from models.graph_transformer import Block
 
 

@@ -14,8 +14,7 @@ A rank owns the rows of its part; the columns that they use and that other ranks
 
 from parallel.attention import PartAttention, plan_part_attention
 from parallel.collectives import gather_rows, scatter
-from parallel.group import Group, RankError, all_values, check_agreement, on_first_rank, ranks
-from parallel.launch import error_text, is_first_process, is_launched
+from parallel.group import Group, all_values, check_agreement, on_first_rank, ranks
 from parallel.partition import Part, PartitionError, partition_graph
 
 __all__ = [
@@ -23,13 +22,9 @@ __all__ = [
     "Part",
     "PartAttention",
     "PartitionError",
-    "RankError",
     "all_values",
     "check_agreement",
-    "error_text",
     "gather_rows",
-    "is_first_process",
-    "is_launched",
     "on_first_rank",
     "partition_graph",
     "plan_part_attention",

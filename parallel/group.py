@@ -32,6 +32,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from common.launch import RankError
 from fused3s.torch_side.torch_private import default_store
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others: they may compile
@@ -49,10 +50,6 @@ REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ENDED = "ended without a reason (killed? out of memory?)"
 
 Result = TypeVar("Result")
-
-
-class RankError(RuntimeError):
-    """Ranks disagree, or one of them ended. The text names the rank and the reason."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fused3s.backends.cuda import cuda_unavailable
+from fused3s.runtime.device import cuda_unavailable
 from fused3s.runtime.jit import ELEMENTS, KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 

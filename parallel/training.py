@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph
 from models import Attention, GraphInputs, GraphModel
+from models.metrics import labels_of
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.group import Group, all_values, check_agreement
@@ -25,7 +26,6 @@ from parallel.partition import Part, describe
 from training.log import EpochRecord
 from training.loop import Trainer
 from training.losses import balanced_cross_entropy
-from training.metrics import labels_of
 from training.step import Step
 from training.tasks import Batch, Forward, NodesTask, Plan, Task
 

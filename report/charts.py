@@ -282,7 +282,7 @@ def paper_bars(data: Data, spec: PaperBars) -> Figure | None:
             over = {series: _ratios(data, where, {"series": series}, spec.subject) for series in spec.over}
             texts, first = _captions(spec, panel.caption, over)
             also = "on real ones; " * (";" in "".join(texts)) + "in the paper"
-            title = f"{title} Fused3S over each, on all graphs [{also}]:\n{', '.join(texts)}"
+            title = f"{title} the paper's kernel over each, on all graphs [{also}]:\n{', '.join(texts)}"
             message = message or {"device": device, **first}
         axes.set_title(title, size=6.5, loc="left")
     if "ours" not in message:

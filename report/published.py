@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.records import NONE, Row
+from common.records import NONE, Row
 from report.rows import read_yaml, with_names
 
 FOLDER = Path(__file__).parents[1] / "results" / "paper"

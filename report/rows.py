@@ -1,6 +1,6 @@
 """Recorded rows as one data frame, and how rows are chosen.
 
-Beside the columns of `bench.records.Row` the frame has
+Beside the columns of `common.records.Row` the frame has
 
     kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
     label    name of the graph, with its kind unless that is real, or "rebuilt": "reddit (synthetic)"
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
-from bench.records import NONE, OUTCOME, Provenance, Row, read_rows
+from common.records import NONE, OUTCOME, Provenance, Row, read_rows
+from configs import load
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ REORDERED = {NONE: "", "auto": "+reorder"}
 @cache
 def read_yaml(name: str) -> dict[str, Any]:
     """One of the declarations beside this file."""
-    return yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
+    return load.read_yaml(HERE / name)
 
 
 def recorded(folder: Path) -> pd.DataFrame:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from bench.csv_files import AS_TEXT
-from bench.records import NOT_BUILT
+from common.csv_files import AS_TEXT
+from common.records import NOT_BUILT
 from report.derived import PeakRates
 from report.engine import Data, by_graph, mean, quiet, real
 

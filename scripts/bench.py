@@ -18,12 +18,14 @@ import clone  # noqa: F401, stands first
 import typer
 
 import fused3s
-from bench import cli
 from bench.measures import MEASURES
-from bench.records import check_results_file
 from bench.runner import DeviceLostError, devices_of, run_bench
-from configs.bench import load_bench_config
-from parallel import RankError, error_text, is_first_process, is_launched, ranks
+from common import cli
+from common.launch import RankError, error_text, is_first_process, is_launched
+from common.records import check_results_file
+from configs import load_config
+from configs.bench import BenchConfig
+from parallel import ranks
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,7 +46,7 @@ def main(
     kept = f"rows of what was finished are in {results}; the same command measures the rest"
     with cli.short_errors(*kinds, explain=error_text, kept=lambda: kept):
         cli.configure_logging(*([] if cli.console.quiet else ["data"]))
-        settings = load_bench_config(config, overrides or [])
+        settings = load_config(config, overrides or [], schema=BenchConfig)
         file, measure = results / f"{settings.measure}.csv", MEASURES[settings.measure]
         check_results_file(file)
         if not is_launched():

@@ -27,10 +27,10 @@ from rich.text import Text
 
 import data
 from bench import block_stats
-from bench.cli import configure_logging, console, errors, user_errors
-from bench.places import check_folder
-from bench.provenance import provenance
-from bench.records import NOT_PUBLISHED
+from common.cli import configure_logging, console, errors, user_errors
+from common.places import check_folder
+from common.provenance import provenance
+from common.records import NOT_PUBLISHED
 from data.atomic import replacing
 from data.canonical import to_csr
 from data.errors import RectangularGraphError

@@ -21,12 +21,12 @@ from rich.text import Text
 from sklearn.ensemble import RandomForestClassifier
 
 import data
-from bench import cli
-from bench.cli import console
-from bench.provenance import provenance
+from common import cli
+from common.cli import console
+from common.provenance import provenance
 from configs import TrainConfig, load_config
 from data import LoadedGraph
-from training.metrics import labels_of, score
+from models.metrics import labels_of, score
 
 BITS, RADIUS, TREES = 2_048, 2, 500
 

@@ -10,42 +10,25 @@ error; 130 after Ctrl-C.
 
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
-import torch
 import typer
-from rich.text import Text
 
 import fused3s
-from bench import cli
-from bench.cli import console
-from bench.records import check_results_file
-from bench.runner import NOT_LOADED
+from common import cli
+from common.cli import NOT_LOADED, console
+from common.launch import RankError, error_text, is_first_process, is_launched
+from common.records import check_results_file
 from configs import load_config
 from data import DatasetMissingError
 from data.files import nodes_table
-from inference.memory import memory_for
-from inference.predictions import Form, check_forms, check_predictions_path, save_predictions
-from inference.ranks import load_on_ranks, ranks_table
-from inference.report import report_profile, report_table, surrogate_line, write_results
-from inference.run import Request, check, cost_of_all, measure, time_parts
-from inference.source import load_source
 from models import CudaGraphError, DenseUnavailableError
-from parallel import (
-    Group,
-    RankError,
-    all_values,
-    check_agreement,
-    error_text,
-    is_first_process,
-    is_launched,
-    ranks,
-)
-from parallel.training import hash_of_weights
+from models.inference.infer import infer, load_source
+from models.inference.predictions import Form, check_predictions_path
+from models.inference.run import Request
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
@@ -109,50 +92,13 @@ def main(
         passed = True
         for path, one in configs.items():
             request = Request(path, one, verify, exact, profile, output, forms, results)
-            with ranks(one.runtime.device) if is_launched() else nullcontext() as group:
-                passed &= infer(request, kept, group)
+            if is_launched():
+                from parallel.inference import infer_on_ranks  # on use: most runs have one process
+
+                passed &= infer_on_ranks(request, kept)
+            else:
+                passed &= infer(request, load_source(one), kept)
     raise typer.Exit(0 if passed else 1)
-
-
-def infer(request: Request, kept: list[str], group: Group | None) -> bool:
-    """Measure and report one run, on several ranks by rank 0; False if the output differs from the reference.
-
-    `kept` gets the file of predictions once it is written.
-    """
-    config = request.config
-    if group:
-        options = f"--verify {request.verify} --accuracy {request.accuracy} --output {request.output is not None}"
-        check_agreement(group, {"configuration": config.sha(), "options": options})
-    source = load_on_ranks(config, group) if group else load_source(config)
-    meta = source.loaded.meta
-    check_forms(request.forms, source.loaded)
-    if surrogate := surrogate_line(meta, config.data.source):
-        console.print(surrogate)
-    console.print(cli.describe_config(f"{request.config_path} ({config.sha()})", config, hidden="training"))
-    if group:
-        check_agreement(group, {"weights": hash_of_weights(source.model), "graph": meta.sha256})
-    with memory_for("running the model", config), torch.inference_mode():
-        run = measure(source, request)
-        if request.output and run.logits is not None:
-            save_predictions(request.output, run.logits, source.rows, request.forms)
-            kept.append(f"the predictions in {request.output}")
-            console.print(Text(f"predictions  {run.logits.shape[0]:,} x {run.logits.shape[1]} in {request.output}"))
-        if request.profile:
-            run.regions = time_parts(run.execution, config.runtime.repeats, source.device)
-        check(run)
-    costs = all_values(group, run.cost) if group else [run.cost]
-    if run.logits is None:
-        return True
-    run.cost = cost_of_all(costs)
-    console.print(report_table(run))
-    if group:
-        console.print(ranks_table(source, [cost.peak_memory for cost in costs]))
-    if request.profile:
-        report_profile(run)
-    write_results(run)
-    if surrogate:
-        console.print(surrogate)
-    return run.agreement is None or run.agreement.passed
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bench import cli
-from bench.cli import console
+from common import cli
+from common.cli import console
 from configs import load_config
 from parallel.datasets import divided, load_graph, partition_file
 

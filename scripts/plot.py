@@ -18,7 +18,7 @@ import clone  # noqa: F401, stands first
 import typer
 from rich.text import Text
 
-from bench.cli import console, user_errors
+from common.cli import console, user_errors
 from data.atomic import replacing
 from report.drawing import image
 from report.engine import Data

@@ -24,23 +24,24 @@ sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
 import torch
 import typer
-import yaml
 from rich.table import Table
 from rich.text import Text
 
 import fused3s
-from bench import cli
-from bench.cli import console
 from bench.measures import MEASURES
-from bench.provenance import device_name
-from bench.records import Row, check_results_file, read_rows
 from bench.runner import Case, DeviceLostError, devices, run_bench
-from configs.bench import load_bench_config
+from common import cli
+from common.cli import console
+from common.provenance import device_name
+from common.records import Row, check_results_file, read_rows
+from configs import load_config
+from configs.bench import BenchConfig
+from configs.load import parse_yaml
 from report.rows import IDENTITY, measurement_files
 
 ROOT = Path(__file__).resolve().parent.parent
 NEW, OWN = Path("results/local/regress"), Path("results/local/reference")
-PARTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "configs" / "regress.yaml").read_text(encoding="utf-8"))
+PARTS: list[dict[str, Any]] = parse_yaml((ROOT / "configs" / "regress.yaml").read_text(encoding="utf-8"))
 OURS = ("fused3s", "auto")  # auto: of layers
 Times = dict[tuple, Row]  # by `report.rows.IDENTITY`
 Cell = tuple[str, str]  # benchmark, and graph or workload
@@ -103,11 +104,11 @@ def measured(device: torch.device, root: str, folder: Path, cells: Collection[Ce
     statuses = {0}
     for part in PARTS:
         given = [*part["set"], f"root={root}"]
-        settings = load_bench_config(ROOT / part["config"], given)
+        settings = load_config(ROOT / part["config"], given, schema=BenchConfig)
         names = [name for name in settings.names if cells is None or (settings.measure, name) in cells]
         if not names:
             continue
-        settings = load_bench_config(ROOT / part["config"], [*given, f"graphs=[{', '.join(names)}]"])
+        settings = load_config(ROOT / part["config"], [*given, f"graphs=[{', '.join(names)}]"], schema=BenchConfig)
         file = folder / f"{settings.measure}.csv"
         check_results_file(file)
         before = len(read_rows(file))

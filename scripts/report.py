@@ -19,7 +19,7 @@ import typer
 from PIL import Image
 from rich.text import Text
 
-from bench.cli import console, user_errors
+from common.cli import console, user_errors
 from data.atomic import replacing
 from report.engine import Data
 from report.pages import figures, pages

@@ -28,15 +28,14 @@ import clone  # noqa: F401, stands first
 import pandas as pd
 import torch
 import typer
-import yaml
 from rich.text import Text
 
 import data
-from bench.cli import console, short_errors
-from bench.provenance import provenance
-from bench.runner import NOT_LOADED
+from common.cli import NOT_LOADED, console, short_errors
+from common.provenance import provenance
 from configs import Config, TrainConfig, load_config
-from configs.bench import load_bench_config
+from configs.bench import BenchConfig
+from configs.load import read_yaml
 from configs.suite import PAPER, STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -158,7 +157,7 @@ def set_names(steps: list[str], source: str | None) -> tuple[set[str], list[str]
     for command in (command for name in steps for command in commands(STEPS[name], source)):
         overrides = [value for option, value in pairwise(command) if option == "--set"]
         if command[0] == "bench.py":
-            config = load_bench_config(config_of(command), overrides)
+            config = load_config(config_of(command), overrides, schema=BenchConfig)
             graphs |= {config.graph_of(name) for name in config.names}
             if config.source in ("official", "auto"):
                 official |= {config.graph_of(name) for name in config.names}
@@ -180,7 +179,7 @@ def commands(step: dict[str, Any], source: str | None) -> Iterator[list[str]]:
         for line in step["run"]:
             command = shlex.split(line.format(results=MEASURED, **chosen))
             if command[0] == "bench.py":
-                config = yaml.safe_load(config_of(command).read_text(encoding="utf-8"))
+                config = read_yaml(config_of(command))
                 if source and "source" not in config and "source=" not in line:
                     command += ["--set", f"source={source}"]
                 command += ["--results", str(MEASURED)]

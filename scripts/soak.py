@@ -21,12 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 import fused3s
-from bench import cli
-from bench.cli import console
-from bench.provenance import provenance
-from bench.records import append_rows, check_results_file
 from bench.runner import devices
 from bench.soak import HOST_NOISE, ON_CPU, ON_GPU, Soaked, marks_of, rows_of, run_cases, soak_cases
+from common import cli
+from common.cli import console
+from common.provenance import provenance
+from common.records import append_rows, check_results_file
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

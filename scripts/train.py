@@ -14,8 +14,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -29,20 +29,18 @@ from rich.text import Text
 
 import data
 import fused3s
-from bench import cli
-from bench.cli import console, errors
-from bench.places import check_folder
-from bench.records import Row, append_rows, check_results_file, read_rows
-from bench.runner import NOT_LOADED
+from common import cli
+from common.cli import NOT_LOADED, console, errors
+from common.launch import RankError, error_text, is_first_process, is_launched
+from common.places import check_folder
+from common.records import Row, append_rows, check_results_file, read_rows
 from configs import TrainConfig, load_config
-from configs.resolve import check_machine, resolve_device
-from inference.training_rows import curve_rows, learning_curve, run_rows
+from data import LoadedGraph
 from models import CheckpointError
-from parallel import Group, RankError, error_text, is_first_process, is_launched, ranks
-from parallel.datasets import open_part
-from parallel.training import RankTrainer
+from models.machine import check_machine, resolve_device
+from models.metrics import METRICS
 from training import Trainer, TrainingError, TrainResult
-from training.metrics import METRICS
+from training.rows import curve_rows, learning_curve, run_rows
 from training.setup import resolve_precision
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
@@ -78,8 +76,7 @@ def main(
         check_folder("--output", output)
         device = resolve_device(settings.runtime.device)
         check_machine(settings, device, resolve_precision(settings.training.precision, device))
-        with ranks(settings.runtime.device) if is_launched() else nullcontext() as group:
-            finished = train(config, settings, output, resume, results, group)
+        finished = load_and_train(settings, partial(train, config, settings, output, resume, results))
     raise typer.Exit(0 if finished else INTERRUPTED)
 
 
@@ -93,17 +90,30 @@ def run_folder(config: str, dataset: str, overrides: Sequence[str]) -> Path:
     return Path("runs", re.sub(r"[^\w.=+-]+", "_", "-".join(parts)))
 
 
-def train(
-    config_path: Path, config: TrainConfig, output: Path, resume: bool, results: Path, group: Group | None
-) -> bool:
-    """Train all seeds, on several ranks as one of `group`; False if Ctrl-C ended it."""
+def load_and_train(config: TrainConfig, train: Callable[[LoadedGraph, Callable[..., Trainer]], bool]) -> bool:
+    """`train` with the data set and what makes a trainer, on one process or as one of several ranks."""
     console.print(Text(f"loading {config.data.name}"))
-    make_trainer = Trainer
-    if group:
+    if not is_launched():
+        return train(data.load(**config.load_arguments()), Trainer)
+    from parallel import ranks  # on use: most runs have one process
+    from parallel.datasets import open_part
+    from parallel.training import RankTrainer
+
+    with ranks(config.runtime.device) as group:
         part, loaded, _ = open_part(config, group, lambda text: console.print(Text(text)))
-        make_trainer = partial(RankTrainer, group, part)
-    else:
-        loaded = data.load(**config.load_arguments())
+        return train(loaded, partial(RankTrainer, group, part))
+
+
+def train(
+    config_path: Path,
+    config: TrainConfig,
+    output: Path,
+    resume: bool,
+    results: Path,
+    loaded: LoadedGraph,
+    make_trainer: Callable[..., Trainer],
+) -> bool:
+    """Train all seeds; False if Ctrl-C ended it."""
     found: dict[int, TrainResult] = {}
     curves = []
     for seed in config.seeds:
@@ -125,10 +135,10 @@ def train(
         found[seed] = trainer.result
         if trainer.writes:
             curves.append(learning_curve(trainer))
-            append_new(results, run_rows(trainer, config_path, rank_columns(trainer)))
+            append_new(results, run_rows(trainer, config_path))
         console.print(Text(f"weights      {trainer.weights_path}"))
     if trainer.writes:
-        append_new(results, curve_rows(trainer, curves, config_path, rank_columns(trainer)))
+        append_new(results, curve_rows(trainer, curves, config_path))
         console.print(report_table(found, trainer.unit))
         cli.print_end("rows", results)
     return True
@@ -138,11 +148,6 @@ def append_new(results: Path, rows: Sequence[Row]) -> None:
     """Append the rows that the file lacks: a run that was over before has its rows there."""
     known = {*map(OF_RUN, read_rows(results))}
     append_rows(results, [row for row in rows if OF_RUN(row) not in known])
-
-
-def rank_columns(trainer: Trainer) -> dict[str, object]:
-    """Columns of a row of results: on several ranks their number and how they divide the work."""
-    return trainer.columns() if isinstance(trainer, RankTrainer) else {}
 
 
 def describe(trainer: Trainer) -> None:
@@ -157,8 +162,7 @@ def describe(trainer: Trainer) -> None:
         "layers": trainer.dense,
         "CUDA graph": f"{'yes' if trainer.captured else 'no'} ({trainer.graph_reason})",
     }
-    if isinstance(trainer, RankTrainer):
-        lines |= trainer.lines()
+    lines |= trainer.lines()
     if trainer.done:
         lines["resumed"] = f"after epoch {trainer.done}"
     for name, text in lines.items():

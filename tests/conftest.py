@@ -11,7 +11,7 @@ import torch
 from attention_cases import EDGE_CASES, Csr
 from formula_backend import FormulaBackend
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 
 os.environ["COLUMNS"] = "200"  # of tables, also in the worker processes of pytest-xdist
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import data
-from baselines import REGISTRY
-from configs.bench import load_bench_config
+from bench.baselines import REGISTRY
+from configs import load_config
+from configs.bench import BenchConfig
 from data import registry
 from report import figures, tables
 from report.engine import Data
@@ -121,7 +122,7 @@ def test_the_benchmark_of_the_page_measures(tmp_path):
     made, (text,) = run_blocks(page), blocks(page, "yaml")
     (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
     overrides = "source=synthetic", "graphs=[cora]", "backends=[scatter]", "repeats=2"
-    config = load_bench_config(tmp_path / "own.yaml", overrides)
+    config = load_config(tmp_path / "own.yaml", overrides, schema=BenchConfig)
     first, *more = made["cases"](config, CPU)
     assert len(more) == 1
     (found,) = made["measure"](context(config), first)

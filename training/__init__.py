@@ -7,6 +7,5 @@ also after a kill and a resume.
 
 from training.errors import TrainingError
 from training.loop import EpochRecord, Trainer, TrainResult
-from training.weights import TrainedWeights, load_weights
 
-__all__ = ["EpochRecord", "TrainResult", "TrainedWeights", "Trainer", "TrainingError", "load_weights"]
+__all__ = ["EpochRecord", "TrainResult", "Trainer", "TrainingError"]

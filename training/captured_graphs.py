@@ -6,8 +6,8 @@ from torch import Tensor
 
 from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
+from models.padded_batches import PaddedBatches, Room
 from training.captured_batches import Assemble, CapturedBatches, Load
-from training.padded_batches import PaddedBatches, Room
 from training.step import Step
 from training.tasks import Batch, GraphsBatch, GraphsTask
 

@@ -14,9 +14,9 @@ from configs import Config
 from data import GraphMeta
 from data.atomic import replacing
 from models import GraphModel
+from models.metrics import is_better
 from models.torch_files import read_torch_file
 from training.errors import TrainingError
-from training.metrics import is_better
 from training.step import Step
 
 VERSION = 4

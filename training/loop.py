@@ -14,27 +14,28 @@ import torch
 from torch import Tensor
 
 from configs import TrainConfig
-from configs.resolve import resolve_device
 from data import LoadedGraph
 from data.atomic import only_writer
 from data.csr_batches import BatchSize
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Attention, GraphModel
+from models.build import build_model
 from models.fast import training_forward, training_path
+from models.machine import resolve_device
+from models.metrics import score
+from models.padded_batches import Room, padding_refused
+from models.trained_weights import TrainedWeights, save_weights
 from training.captured_graphs import CapturedGraphs
 from training.checkpoint import Best, identity, load_state, save_state
 from training.errors import TrainingError
 from training.log import LOG, EpochRecord, TrainingLog, is_log
 from training.losses import loss_for
-from training.metrics import score
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
-from training.padded_batches import Room, padding_refused
 from training.precision import WorkingCopy
 from training.samples import CapturedSamples, SampledNodesTask
-from training.setup import build_model, make_task, plan_for_training, resolve_precision, room_for_training
+from training.setup import make_task, plan_for_training, resolve_precision, room_for_training
 from training.step import CapturedStep, Step
 from training.tasks import Task
-from training.weights import TrainedWeights, save_weights
 
 INITIAL_SHARE = 0.05  # of the initial weights in the average at the end of a run, above which there is a warning
 LAST, BEST = "last.pt", "best.safetensors"
@@ -68,7 +69,7 @@ class Trainer:
     """One training run with one seed, in its own folder:
 
         last.pt                         state of the run, every training.checkpoint_seconds
-        best.safetensors, best.json     weights of the epoch with the best validation metric (`training.weights`)
+        best.safetensors, best.json     weights of the epoch with the best validation metric (`models.trained_weights`)
         metrics.csv, tensorboard/       `training.log`
 
     Args:
@@ -165,6 +166,14 @@ class Trainer:
     @property
     def weights_path(self) -> Path:
         return self.folder / BEST
+
+    def lines(self) -> dict[str, str]:
+        """Lines of the report about the ranks, where there are several."""
+        return {}
+
+    def columns(self) -> dict[str, object]:
+        """Columns of a row of results about the ranks."""
+        return {}
 
     def run(self) -> Iterator[EpochRecord]:
         """Train to the end; yields a record after each epoch.

@@ -1,4 +1,4 @@
-"""Losses: means over the known labels of `training.metrics.labels_of`, without data-dependent shapes."""
+"""Losses: means over the known labels of `models.metrics.labels_of`, without data-dependent shapes."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.metrics import OF_TARGETS, UNKNOWN
+from models.metrics import OF_TARGETS, UNKNOWN
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of outputs and labels
 

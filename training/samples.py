@@ -17,9 +17,9 @@ from data.prefetch import made_ahead
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models import GraphInputs
 from models.graph_inputs import pattern_of
+from models.metrics import UNKNOWN
+from models.padded_batches import Room
 from training.captured_batches import Assemble, CapturedBatches, Load
-from training.metrics import UNKNOWN
-from training.padded_batches import Room
 from training.step import Step
 from training.tasks import Batch, NodesTask
 

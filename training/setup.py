@@ -1,4 +1,4 @@
-"""Builds the model, its task, precision and plans from a configuration."""
+"""Builds the task of a configuration, its precision and plans."""
 
 from typing import Any
 
@@ -6,29 +6,13 @@ import torch
 
 import fused3s
 from configs import Config, TrainConfig
-from data import GraphMeta, LoadedGraph
+from data import LoadedGraph
 from data.csr_batches import BatchSize
-from models import ConvNet, GraphModel, GraphTransformer
-from training.metrics import labels_of
-from training.padded_batches import Room, make_room
+from models import GraphModel
+from models.metrics import labels_of
+from models.padded_batches import Room, make_room
 from training.samples import SampledNodesTask
 from training.tasks import PARTS, GraphsTask, NodesOfGraphsTask, NodesTask, Plan, Task
-
-
-def build_model(config: Config, meta: GraphMeta, seed: int, *, pyg: bool = False) -> GraphModel:
-    """The model for a data set, float32 on the CPU. Weights depend on the seed only, not on device or precision; `pyg`:
-    see `ConvNet`."""
-    torch.manual_seed(seed)
-    arguments = {
-        "in_features": meta.feature_cardinalities or meta.feature_dim,
-        "num_classes": meta.num_classes,
-        "task": meta.task,
-        "edge_in_features": meta.edge_feature_cardinalities or meta.edge_feature_dim,
-        **config.model.model_dump(exclude={"checkpoint", "kind", "out_heads"}),
-    }
-    if config.model.kind == "graph_transformer":
-        return GraphTransformer(**arguments)
-    return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, pyg=pyg, **arguments)
 
 
 def checked_labels(loaded: LoadedGraph) -> tuple[torch.Tensor, str]:

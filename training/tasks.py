@@ -15,8 +15,8 @@ from data.csr_batches import CsrBatches, to_device
 from data.packed import rows_of
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
-from training.metrics import OF_TARGETS, UNKNOWN
-from training.padded_batches import PaddedBatches
+from models.metrics import OF_TARGETS, UNKNOWN
+from models.padded_batches import PaddedBatches
 from training.targets import Targets
 
 PARTS = ("train", "valid", "test")
@@ -26,7 +26,7 @@ Plan = Callable[[Any], Attention]  # of a DGLGraph or a CSRPattern
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of a step and the labels of its rows (`training.metrics`; UNKNOWN for rows that are not trained on)."""
+    """Inputs of a step and the labels of its rows (`models.metrics`; UNKNOWN for rows that are not trained on)."""
 
     inputs: GraphInputs
     labels: Tensor
@@ -39,7 +39,7 @@ class Task(Protocol):
     """A data set as batches for training and evaluation.
 
     Attributes:
-        metric: a name of `training.metrics.METRICS`.
+        metric: a name of `models.metrics.METRICS`.
         steps: batches per epoch.
         sizes: number of rows with a prediction in each of PARTS.
         static: the only batch; None if batches change.

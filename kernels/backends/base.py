@@ -224,6 +224,14 @@ class Backend(ABC):
         raise NotImplementedError(f"backend {self.name} has no backward pass")
 
 
+def forward_only(name: str) -> ValueError:
+    """The error for a call that needs a backward pass which the backend lacks."""
+    return ValueError(
+        f"{name} computes the forward pass only, and an input requires a gradient or a transform of torch.func runs: "
+        "call it under torch.inference_mode() or torch.no_grad(), or train with backend='fused3s'"
+    )
+
+
 def dropout_factors(dropout: Dropout, row: torch.Tensor, col: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """[nnz, H] with the type of `like` ([N, H, ...] or [nnz, H]): 0 for a dropped edge, else `dropout.rescale`.
 

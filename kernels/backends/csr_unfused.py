@@ -199,3 +199,6 @@ class _WeightedSum(torch.autograd.Function):
             _WeightedSum.apply(weight, grad, ctx.data, ctx.pattern, not ctx.transposed) if of_value else None,
             *(None,) * 3,
         )
+
+
+BACKENDS = (CSRUnfusedBackend(),)

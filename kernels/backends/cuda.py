@@ -1,20 +1,18 @@
 """Backends with CUDA kernels of this repository: requirements on GPU and inputs, and alignment of tensors."""
 
-import importlib.util
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
+from ..runtime.device import cuda_unavailable
 from ..runtime.jit import Kernel, KernelInstance, get_kernel
 from ..runtime.semaphores import semaphores
-from .base import Backend
+from .base import Backend, forward_only
 
 MAX_DIM = 256
-MIN_CAPABILITY = (8, 0)  # m16n8k16 with bf16, cp.async; kernels without tensor cores are tested from 8.0 on, too
 HALF_TYPES = (torch.float16, torch.bfloat16)
-NO_GPU = "no NVIDIA GPU found, or this PyTorch has no CUDA"
 LOAD_BYTES = 16  # largest load of a lane in the fused kernels
 LOG2E = math.log2(math.e)
 
@@ -27,29 +25,6 @@ class CudaBackend(Backend):
 
     def unavailable(self, device: torch.device) -> str | None:
         return cuda_unavailable(device)
-
-
-def cuda_unavailable(device: torch.device) -> str | None:
-    """Why no kernel of this repository can run on `device`; None when they can."""
-    if device.type == "cuda":
-        return _lacks(device)
-    if not torch.cuda.is_available():
-        return NO_GPU
-    return f"it runs on CUDA tensors only, and these are on {device}; move them with .cuda()"
-
-
-@cache  # uncached it would add the time of a launch to every plan
-def _lacks(device: torch.device) -> str | None:
-    """The missing requirement on the GPU or its packages; None: all are met."""
-    if not torch.cuda.is_available():
-        return NO_GPU
-    if importlib.util.find_spec("cupy") is None:
-        return "the package cupy is not installed (cupy-cuda13x, or cupy-cuda12x for CUDA 12)"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < MIN_CAPABILITY:
-        found = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
-        return f"{found}; {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or higher is needed"
-    return None
 
 
 def planned_kernel(instance: KernelInstance, query: torch.Tensor) -> Kernel:
@@ -84,14 +59,6 @@ def refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
     """Raise a ValueError if autograd would need a backward pass."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise forward_only(name)
-
-
-def forward_only(name: str) -> ValueError:
-    """The error for a call that needs a backward pass which the backend lacks."""
-    return ValueError(
-        f"{name} computes the forward pass only, and an input requires a gradient or a transform of torch.func runs: "
-        "call it under torch.inference_mode() or torch.no_grad(), or train with backend='fused3s'"
-    )
 
 
 @lru_cache  # a model repeats the same arguments at every call

@@ -104,3 +104,6 @@ def _edge_values(value: torch.Tensor, col: torch.Tensor, edges: BoundEdges, chun
     if edges.value_weight is not None:
         values = values + torch.einsum("hdr,er->ehd", edges.value_weight, edges.features[chunk])
     return values
+
+
+BACKENDS = (ReferenceBackend(),)

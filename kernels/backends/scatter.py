@@ -60,3 +60,6 @@ class ScatterBackend(Backend):
         if edges.dropout is not None:
             weight = weight * dropout_factors(edges.dropout, data.row, data.indices, query)
         return SegmentSum.apply(weight[..., None] * values, rows).to(out_dtype)
+
+
+BACKENDS = (ScatterBackend(),)

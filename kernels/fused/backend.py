@@ -165,3 +165,6 @@ def _compile(data: Fused3SData, device: torch.device, inputs: InputSpec) -> None
         compile_ahead(instances, device.index)
     for instance in instances:
         get_kernel(instance, device.index)
+
+
+BACKENDS = (Fused3SBackend(),)

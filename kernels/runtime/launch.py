@@ -11,12 +11,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..torch_side.torch_private import current_device_index, raw_stream
 from . import debug
-from .jit import Kernel
+
+if TYPE_CHECKING:
+    from .jit import Kernel
 
 OVERLAP_CAPABILITY = (9, 0)  # least compute capability for programmatic dependent launch
 # From cuda.h: CUlaunchConfig (grid, block, shared memory; stream; attributes and their number), and a CUlaunchAttribute
@@ -27,7 +30,7 @@ RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def launch_kernel(
-    kernel: Kernel,
+    kernel: "Kernel",
     grid: tuple[int, ...],
     block: int,
     tensors: Mapping[str, torch.Tensor | None],
@@ -76,7 +79,7 @@ def launch_kernel(
         raise _launch_error(error, grid, block)
 
 
-Launch = tuple[Kernel, tuple[int, int, int], int, bytes, bytes]
+Launch = tuple["Kernel", tuple[int, int, int], int, bytes, bytes]
 
 
 def launch_all(device_index: int, launches: Sequence[Launch], zeros: tuple[int, int] = (0, 0)) -> None:

@@ -4,8 +4,8 @@ import pytest
 from bench_runs import CONFIGS
 
 from bench.measures import MEASURES
-from configs import ConfigError
-from configs.bench import KEYS, load_bench_config
+from configs import ConfigError, load_config
+from configs.bench import KEYS, BenchConfig
 
 FILES = sorted(CONFIGS.glob("*.yaml"))
 
@@ -14,20 +14,22 @@ FILES = sorted(CONFIGS.glob("*.yaml"))
 def test_every_file_is_a_configuration_with_cases(path):
     import torch
 
-    config = load_bench_config(path)
+    config = load_config(path, schema=BenchConfig)
     assert MEASURES[config.measure].cases(config, torch.device("cpu"))
 
 
 def test_every_benchmark_has_a_file_and_reads_keys():
-    assert {load_bench_config(path).measure for path in FILES} == {*KEYS} == {*MEASURES}
+    assert {load_config(path, schema=BenchConfig).measure for path in FILES} == {*KEYS} == {*MEASURES}
 
 
 def test_overrides_and_files_that_extend_another():
-    config = load_bench_config(CONFIGS / "end_to_end_single_fp32.yaml", ["modes.pyg=[plain]", "repeats=3"])
+    config = load_config(
+        CONFIGS / "end_to_end_single_fp32.yaml", ["modes.pyg=[plain]", "repeats=3"], schema=BenchConfig
+    )
     assert (config.measure, config.precisions, config.regions) == ("end_to_end", ("float32",), ())
     assert (config.modes["pyg"], config.modes["fused3s"]) == (("plain",), ("plain", "plain+graph"))
     assert config.modes["csr_unfused"] == ("plain", "plain+graph")  # of the other file
-    before = load_bench_config(CONFIGS / "end_to_end_single.yaml")
+    before = load_config(CONFIGS / "end_to_end_single.yaml", schema=BenchConfig)
     assert before.repeats == 10
     assert config.settings_sha != before.settings_sha
 
@@ -38,7 +40,7 @@ def test_overrides_and_files_that_extend_another():
         ("graphs=[coraa]", "graphs = 'coraa': not known; did you mean 'cora'"),
         ("repeat=3", "repeat: no such key; did you mean 'repeats'"),
         ("modes.pyg=[plain]", "modes: no such key"),
-        ("measure=kernel", "measure = 'kernel': should be 'kernels'"),
+        ("measure=kernel", "measure = 'kernel': not known; did you mean 'kernels'"),
         ("shapes=[8by3]", "shapes: got '8by3'; heads x head dimension is needed, such as 8x16"),
         ("shapes=[1x512]", "up to 256 columns"),
         ("shapes=[8x16/2]", "'8x16/2'; fewer KV heads are for measure = heads, nsa"),
@@ -54,7 +56,7 @@ def test_overrides_and_files_that_extend_another():
 )
 def test_what_is_wrong_is_named(override, message):
     with pytest.raises(ConfigError) as caught:
-        load_bench_config(CONFIGS / "single.yaml", [override])
+        load_config(CONFIGS / "single.yaml", [override], schema=BenchConfig)
     assert message in str(caught.value)
 
 
@@ -67,7 +69,9 @@ def test_what_is_wrong_is_named(override, message):
             "types_1 to types_256",
         ),
         ("measure: sm_active\ngraphs: [cora]\nbackends: [pyg]\n", "allowed are F3S_splitR"),
-        ("measure: layers\nworkloads: {a: {graph: cora, seeds: 3}}\n", "one needs the other"),
+        ("measure: layers\nworkloads: {a: {graph: cora, seeds: 3}}\n", "workloads.a: got seeds = 3 and fan_out = []"),
+        ("measure: stability\nroot: a\nroot: b\n", "root is given twice"),
+        ("measure: stability\n1: a\n", "1 is a key that is no text"),
         ("measure: layers\nworkloads: {a: {graph: zinc, batch: 9}}\nbatch_size: 5\n", "only batch_size = 5"),
         ("measure: training\ngraphs: [cora]\nmodes: {pyg+float16: [plain]}\n", "modes = 'pyg+float16'"),
         ("[1, 2]", "holds no keys"),
@@ -77,11 +81,11 @@ def test_a_wrong_file_is_named(tmp_path, text, message):
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_bench_config(path)
+        load_config(path, schema=BenchConfig)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
 
 
 def test_a_missing_file_names_its_neighbours():
-    with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read .*ablation\.yaml"):
-        load_bench_config(CONFIGS / "nothing.yaml")
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: no such file; .*ablation\.yaml"):
+        load_config(CONFIGS / "nothing.yaml", schema=BenchConfig)

@@ -9,22 +9,12 @@ from torch.nn.functional import linear
 import fused3s
 from bench import doors
 from bench.doors import COMPILED, EAGER, FLEX, FLEX_NEW, GROUPS, OURS, OURS_NEW, UNFUSED, errors_of, message_passing
-from fused3s import plan as plans
-from fused3s.terms import edge_data
-from fused3s.torch_side import operators
 from report.engine import Data
 from report.rows import frame
 from report.tables import render
 
 DOUBLE = torch.float64
 pytestmark = pytest.mark.usefixtures("one_thread", "compiles_eagerly")
-
-
-@pytest.fixture(autouse=True)
-def wide_features(monkeypatch):
-    """128 columns, which the backends of a CPU compute."""
-    for module in (edge_data, plans, operators):
-        monkeypatch.setattr(module, "MAX_FEATURES", max(getattr(module, "MAX_FEATURES", 0), 128), raising=False)
 
 
 def rows_of(path, *overrides):

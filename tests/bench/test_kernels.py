@@ -9,11 +9,11 @@ import torch
 from bench_runs import config, run
 from broken_backends import register_broken
 
-from baselines import REGISTRY
 from bench import kernels as kernel_bench
+from bench.baselines import REGISTRY
 from bench.edge_inputs import EdgeInputs
 from bench.kernels import Problem
-from bench.records import Row
+from common.records import Row
 from configs.bench import BenchConfig, Shape
 from fused3s.runtime.cuda_graph import CaptureError
 

@@ -16,9 +16,10 @@ from bench import captured_loop, layer_model, layers
 from bench.layer_batches import draw_batches
 from bench.layer_model import TYPES, LayerModel, TrainingStep, first_layer_errors, run_in_parts
 from bench.measures import MEASURES
-from bench.provenance import provenance
 from bench.runner import Context, measured
-from configs.bench import Shape, Workload, load_bench_config
+from common.provenance import provenance
+from configs import load_config
+from configs.bench import BenchConfig, Shape, Workload
 from data.dgl import import_dgl
 
 CPU = torch.device("cpu")
@@ -208,7 +209,7 @@ WORKLOADS = """workloads={cora: {graph: cora},
 def bench(name: str, *overrides: str, device=CPU) -> Context:
     small = ["source=synthetic", "batch_size=20", "pool=2", "steps=2", "repeats=1", "shapes=[2x4]", WORKLOADS]
     small += ["launches=[eager]"]
-    config = load_bench_config(CONFIGS / "layers.yaml", [*small, *overrides])
+    config = load_config(CONFIGS / "layers.yaml", [*small, *overrides], schema=BenchConfig)
     graph = config.load(config.graph_of(name), features=False)
     return Context(config, "layers.yaml", provenance(device), device, name, graph)
 

@@ -9,12 +9,12 @@ from bench_runs import config, run
 from broken_backends import REASONS, register_broken
 
 from bench import models
-from bench.checks import compare
 from bench.models import attention_dtype, cast
-from bench.records import Row
-from bench.timers import Rounds, Spread
+from common.records import Row
+from common.timers import Rounds, Spread
 from configs.bench import BenchConfig
 from models import prepare_execution
+from models.inference.agreement import compare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32

@@ -1,16 +1,17 @@
 """The benchmark of selected keys of groups of heads, on the CPU with a backend that has a backward pass there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from bench_runs import config, context, stand_in
+from bench_runs import add_dataset, config, context, stand_in
 
 import data
 from bench import nsa
 from bench.nsa import Problem, plan_passes
 from bench.runner import Measure, measured
 from configs.bench import Shape
-from data.registry import registry
 from data.sources.sequence_masks import SelectedBlocks
 from fused3s.graph.csr import CSRPattern
 
@@ -22,8 +23,8 @@ def ours(monkeypatch):
     """A backend with a backward pass in place of fused3s, and a small mask."""
     stand_in(monkeypatch)
     entry = data.info("nsa-8192")
-    fields = {**vars(entry), "name": SMALL, "num_nodes": 64, "nnz": 1, "official": SelectedBlocks(64, 8, 3)}
-    monkeypatch.setitem(registry(), SMALL, type(entry)(**fields))
+    fields = {"name": SMALL, "num_nodes": 64, "nnz": 1, "official": SelectedBlocks(64, 8, 3)}
+    add_dataset(monkeypatch, replace(entry, **fields))
 
 
 def small(*overrides):

@@ -20,7 +20,7 @@ from bench.peak_rates import (
     mma_problem,
     random_rows,
 )
-from bench.provenance import provenance
+from common.provenance import provenance
 from fused3s.runtime.jit import KernelInstance
 
 

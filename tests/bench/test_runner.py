@@ -5,11 +5,13 @@ import torch
 from bench_runs import CPU, config, context, run
 from broken_backends import REASONS, Broken, register_broken
 
-from baselines import REGISTRY
-from bench import provenance, runner
-from bench.host_load import HostLoad
-from bench.records import read_rows
-from bench.runner import NOT_LOADED, Case, Measure, devices_of, measured
+from bench import runner
+from bench.baselines import REGISTRY
+from bench.runner import Case, Measure, devices_of, measured
+from common import provenance
+from common.cli import NOT_LOADED
+from common.host_load import HostLoad
+from common.records import read_rows
 from configs.bench import BenchConfig
 from fused3s import BackendUnavailableError
 

@@ -10,8 +10,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from bench import soak
-from bench.records import read_rows
 from bench.soak import LAYERS, SoakCase, run_case, soak_cases
+from common.records import read_rows
 from fused3s.nn.cached import planned_edges
 from fused3s.nn.cached.tensor_memo import TensorMemo
 
@@ -124,7 +124,7 @@ def test_every_step_has_another_graph():
 
 @pytest.fixture
 def script(monkeypatch):
-    monkeypatch.setattr("bench.provenance._commit", lambda: ("0" * 40, "no"))
+    monkeypatch.setattr("common.provenance._commit", lambda: ("0" * 40, "no"))
     module = load_script("soak")
     return lambda *options: CliRunner().invoke(module.app, ["--device", "cpu", "--processes", "1", *options])
 

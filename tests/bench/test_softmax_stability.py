@@ -8,9 +8,9 @@ import torch
 from bench_runs import config
 
 from bench import softmax_stability
-from bench.provenance import provenance
 from bench.runner import Context
 from bench.softmax_stability import EMULATED, KERNELS, ONLINE, Scores, emulate
+from common.provenance import provenance
 
 CPU = torch.device("cpu")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from baselines.bsb import BSB
 from bench import sparse_formats as formats
+from bench.baselines.bsb import BSB
 from bench.sparse_formats import C, R, count_bcsr_blocks, count_vectors, formula_bits, stored_bits
 
 N = 200  # the last window is not full

@@ -1,15 +1,16 @@
 """The benchmark of attention on the sphere, on the CPU with a backend that has a backward pass there."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from bench_runs import config, context, stand_in
+from bench_runs import add_dataset, config, context, stand_in
 
 import data
 from bench import backward, gradients, kernels
 from bench.edge_inputs import EdgeInputs
 from bench.gradients import float64_gradients, torch_gradients
 from bench.runner import Measure, measured
-from data.registry import registry
 from data.sources.sphere import Sphere
 from fused3s.graph.csr import CSRPattern
 
@@ -22,8 +23,8 @@ def ours(monkeypatch):
     stand_in(monkeypatch)
     small = Sphere(6, 8, 0.6, (11, 16))
     entry = data.info("sphere-24x48-0.15")
-    fields = {**vars(entry), "name": RECTANGULAR, "num_nodes": 48, "nnz": 2_000, "official": small}
-    monkeypatch.setitem(registry(), RECTANGULAR, type(entry)(**fields))
+    fields = {"name": RECTANGULAR, "num_nodes": 48, "nnz": 2_000, "official": small}
+    add_dataset(monkeypatch, replace(entry, **fields))
 
 
 def rows_of(graph, *overrides):

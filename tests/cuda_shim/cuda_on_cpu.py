@@ -17,10 +17,7 @@ import pytest
 import torch
 from plan_oracle import plan_on_cpu
 
-from baselines import dfgnn, flashsparse, fused3s_paper
-from dense import batch_norm, residual_norm
-from dense import block as dense_block
-from dense import block_training as dense_block_training
+from bench.baselines import dfgnn, flashsparse, fused3s_paper
 from fused3s.backends import cuda
 from fused3s.fused import backend as fused3s
 from fused3s.fused.edges import backward as fused3s_edges_backward
@@ -35,6 +32,9 @@ from fused3s.runtime.jit import KernelInstance, KernelSizes
 from fused3s.runtime.params import params_layout
 from fused3s.runtime.source import CUDA_FOLDER, EXPRESSION
 from fused3s.terms.score_source import expression_source
+from models.dense import batch_norm, residual_norm
+from models.dense import block as dense_block
+from models.dense import block_training as dense_block_training
 from parallel import rank_rows
 
 SHIM_FOLDER = Path(__file__).parent
@@ -404,6 +404,7 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
         for module in (cuda, fused3s):
             patch.setattr(module, "get_kernel", gpu.get_kernel)
         patch.setattr(cuda.CudaBackend, "unavailable", lambda backend, device: None)
+        patch.setattr("fused3s.backends.cuda_unavailable", lambda device: None)  # of backends that are not imported yet
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
         for backend in (fused3s_forward, fused3s_backward):
             patch.setattr(backend, "instance_sizes", instance_sizes)

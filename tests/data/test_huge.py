@@ -9,7 +9,6 @@ import pytest
 import data
 from data.canonical import csr_hash, edge_hash
 from data.graph import GraphSpec
-from data.registry import registry
 from data.synthetic import huge
 from data.synthetic.huge import HugeGraph
 
@@ -92,7 +91,8 @@ def test_hash_is_that_of_the_edge_list(graph, monkeypatch):
 
 @pytest.mark.parametrize("name", HUGE)
 def test_loads_by_name_and_is_not_kept(name, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(registry(), name, entry := thousandth(name))
+    entry = thousandth(name)
+    monkeypatch.setattr("data.loader.info", lambda name: entry)
     with caplog.at_level(logging.INFO, logger="data"):
         loaded = data.load(name, root=tmp_path, source="synthetic", features=False)
     assert list(tmp_path.iterdir()) == []

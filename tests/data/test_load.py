@@ -42,7 +42,7 @@ def test_official_offline_says_what_where_and_the_remedy(tmp_path):
 
 
 def test_auto_does_not_generate_a_huge_surrogate(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.loader.surrogate", None)
+    monkeypatch.setattr("data.synthetic.generate.surrogate", None)
     with pytest.raises(data.DatasetMissingError, match=r"igb-large: not under .*; source='synthetic' gives"):
         data.load("igb-large", root=tmp_path)
 

@@ -194,7 +194,7 @@ def test_a_surrogate_that_does_not_fit_is_refused_before_the_work(tmp_path, monk
 
 def test_features_that_do_not_fit_are_refused_before_a_surrogate_is_generated_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("data.memory.available_bytes", lambda: 30 * 2**30)
-    monkeypatch.setattr("data.loader.surrogate", None)
+    monkeypatch.setattr("data.synthetic.generate.surrogate", None)
     about = "the surrogate of igb-medium: random features of 10,000,000 rows by 1024: about 38.1 GiB needed, 30.0 GiB"
     for source in ("synthetic", "auto"):
         with pytest.raises(MemoryError, match=about):

@@ -4,6 +4,7 @@ import math
 import re
 import runpy
 import sys
+from copy import deepcopy
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -20,8 +21,6 @@ from torch_geometric.nn import GINEConv, GPSConv, TransformerConv
 
 import fused3s.nn
 from data.dgl import import_dgl
-from fused3s.terms import edge_data
-from fused3s.torch_side import operators
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -358,12 +357,10 @@ def test_edges_of_a_mesh_are_those_within_two_hops_and_a_tenth_more(program):
 
 @pytest.mark.parametrize("columns", [12, 128])
 @pytest.mark.parametrize("bipartite", [False, True])
-def test_driving_attention(run, program, monkeypatch, columns, bipartite):
+def test_driving_attention(run, program, columns, bipartite):
     """The layer against its formula, edge by edge, with gradients of features, vectors of edges and all weights."""
     losses = run("driving_attention", "--agents", 30, "--steps", 12)
     assert losses[-1] < losses[0]
-    for module in (edge_data, fused3s.plan, operators):  # backends on a CPU take any width
-        monkeypatch.setattr(module, "MAX_FEATURES", max(getattr(module, "MAX_FEATURES", 0), columns), raising=False)
     example = program("driving_attention")
     layer = example["AttentionLayer"](columns, 2, 4, 0.0, bipartite).double()
     with torch.no_grad():  # also those that start as 0 or 1
@@ -423,6 +420,29 @@ def dense_masks(node, parents, column):
     found["neighbour"] = (node[:, :, None, None] == parents[:, None, :, :]).any(-1) & real
     found["column"] = (column[:, :, None] == column[:, None, :]) & real
     return {name: torch.block_diag(*mask.int()).bool() for name, mask in found.items()}
+
+
+@NEEDS_COMPILER
+def test_driving_attention_by_the_kernels(program, monkeypatch):
+    """Two layers on one r of 128 columns, on the CPU, against plain PyTorch in float64, with gradients."""
+    example = program("driving_attention")
+    layer = example["AttentionLayer"](128, 8, 16, 0.0, True)
+    inputs = torch.randn(40, 128), torch.randn(30, 128), torch.randn(200, 128)
+    edge_index = torch.stack([torch.randint(40, (200,)), torch.randint(30, (200,))])
+
+    def both(layer, backend, dtype):
+        lanes, agents, r = (each.to(dtype).requires_grad_() for each in inputs)
+        options = {"shape": (30, 40), "dtype": dtype, "head_dim": 16, "num_heads": 8, "edge_data": True}
+        plan = fused3s.plan_attention(edge_index, device="cpu", backend=backend, backward=True, **options)
+        edges = example["bind_normalised"](plan, r)
+        out = layer((lanes, layer((lanes, agents), edges, plan)), edges, plan)
+        return out, *torch.autograd.grad(out.square().sum(), [lanes, agents, r, *layer.parameters()])
+
+    expected = both(deepcopy(layer).double(), "scatter", torch.float64)
+    with fake_gpu(monkeypatch):
+        found = both(layer, "fused3s", torch.float32)
+    for one, right in zip(found, expected, strict=True):
+        assert (one - right).norm() <= 1e-5 * right.norm()
 
 
 @pytest.mark.parametrize("drawn", [False, True])

@@ -10,7 +10,7 @@ import torch
 from attention_cases import dense_attention, mask_of
 from tolerance import row_errors
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s import (
     SlowerBackendWarning,
     attention,
@@ -19,7 +19,7 @@ from fused3s import (
 )
 from fused3s.attention import _choose
 from fused3s.backends.base import InputSpec
-from fused3s.backends.cuda import _lacks
+from fused3s.runtime.device import _lacks
 
 FLOAT32_BACKENDS = ["dgl", "reference", "csr_unfused", "scatter"]  # convert 16-bit inputs; the others keep them
 SPARSE_BACKENDS = [*FLOAT32_BACKENDS, "pyg"]  # a NaN stays in the rows that use it

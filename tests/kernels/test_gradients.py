@@ -21,7 +21,7 @@ from edge_cases import (
     qkv,
 )
 
-from baselines import REGISTRY, fused3s_paper
+from bench.baselines import REGISTRY, fused3s_paper
 from fused3s import AttentionPlan, EdgeData, plan_attention, sparse_attention
 from fused3s.backends.base import Gradients
 from fused3s.runtime.cuda_graph import capture

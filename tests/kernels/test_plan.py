@@ -11,7 +11,7 @@ from gpu_calls import no_waits
 from instances import plan_for
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s import AttentionPlan, plan_attention
 from fused3s.backends.cuda import CudaBackend
 from fused3s.fused.plan_state import Fused3SPlan

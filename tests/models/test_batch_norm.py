@@ -5,8 +5,8 @@ import torch
 from poison import poisoned_buffers
 from torch import nn
 
-from dense.batch_norm import residual_batch_norm
 from models.batch_norm import BatchNorm
+from models.dense.batch_norm import residual_batch_norm
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 
 

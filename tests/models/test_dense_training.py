@@ -8,7 +8,7 @@ import pytest
 import torch
 from poison import poisoned_buffers
 
-from dense.block_training import TRAINING_DIMS
+from models.dense.block_training import TRAINING_DIMS
 from models.fast import between_attentions
 from models.fast_ends import embed_in_training, readout_in_training
 from models.fast_training import FusedTraining, successive_blocks

@@ -5,14 +5,14 @@ import copy
 import pytest
 import torch
 
-from baselines import REGISTRY
-from bench.checks import compare
+from bench.baselines import REGISTRY
 from data.dgl import import_dgl
-from dense.block import dense_block_unavailable
 from fused3s import plan_attention
 from fused3s.backends.reference import ReferenceBackend
 from models import CudaGraphError, DenseUnavailableError, StaleWeightsError, prepare_execution
+from models.dense.block import dense_block_unavailable
 from models.fast import choose_dense, compiling_pays, training_path
+from models.inference.agreement import compare
 from models.weight_copies import CopiedModules
 
 GPU = torch.device("cuda", 0)
@@ -91,8 +91,7 @@ def test_each_module_of_the_fused_path_is_watched(make_model, change):
     assert all(one.have_changed() for one in copied)
 
 
-def test_norms_with_other_epsilons_are_not_fused(monkeypatch, make_model):
-    monkeypatch.setattr("models.fast.dense_block_unavailable", lambda *model: None)
+def test_norms_with_other_epsilons_are_not_fused(make_model):
     model = make_model(dim=64)
     assert choose_dense(model, "plain").path == "plain"
     model.blocks[1].norm2.eps = 1e-3

@@ -7,7 +7,7 @@ from kernel_rows import row
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
-from bench.records import append_rows
+from common.records import append_rows
 from report.engine import Data
 from report.pages import fill
 from report.rows import frame

@@ -3,7 +3,7 @@
 import pytest
 from kernel_rows import row
 
-from bench.records import append_rows
+from common.records import append_rows
 from report.rows import frame, provenance, recorded
 
 CORA = "71cccafe332d3db3"

@@ -9,7 +9,7 @@ import pytest
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
-from bench.records import RUNS, read_rows
+from common.records import RUNS, read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--set", "graphs=[cora]", "--set", "source=synthetic", "--set", "shapes=[1x8]", "--set", "repeats=2")
@@ -48,7 +48,7 @@ def test_a_run_writes_rows_and_resumes(run, tmp_path):
     [
         ("single", ("--set", "repeat=3"), "repeat: no such key; did you mean 'repeats'?"),
         ("parallel", ("--set", "schemes=[halo]"), "schemes: no such key; ranks exchange the halo: leave it out"),
-        ("nothing", (), "configs/bench/nothing.yaml: cannot be read"),
+        ("nothing", (), "configs/bench/nothing.yaml: no such file"),
         ("single", ("--device", "cuda"), "an NVIDIA GPU, and none was found"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import bench.block_stats
-import bench.cli
+import common.cli
 import scripts.datasets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ def datasets(monkeypatch):
     # No proxy listens there: no test reaches a network.
     for name in ("HTTPS_PROXY", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setattr(bench.cli.console, "width", 200)
+    monkeypatch.setattr(common.cli.console, "width", 200)
 
     def run(*arguments):
         return CliRunner().invoke(scripts.datasets.app, [*map(str, arguments)])

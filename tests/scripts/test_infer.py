@@ -21,11 +21,11 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 import data
-from baselines import REGISTRY
-from bench.runner import NOT_LOADED
+from bench.baselines import REGISTRY
+from common.cli import NOT_LOADED
 from configs import load_config
-from dense.block import dense_block_unavailable
 from models import GraphTransformer
+from models.dense.block import dense_block_unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli
+from common import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,9 +9,10 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 from bench.measures import MEASURES
-from bench.records import append_rows, read_rows
-from bench.runner import NOT_LOADED
-from configs.bench import load_bench_config
+from common.cli import NOT_LOADED
+from common.records import append_rows, read_rows
+from configs import load_config
+from configs.bench import BenchConfig
 from report.rows import IDENTITY
 
 SCRIPT = load_script("regress")
@@ -24,7 +25,7 @@ def cell(dataset="cora", milliseconds=1.0, **changes):
 
 
 def settings_of(part):
-    return load_bench_config(SCRIPT.ROOT / part["config"], part["set"])
+    return load_config(SCRIPT.ROOT / part["config"], part["set"], schema=BenchConfig)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 import reproduce_figures as script
 from typer.testing import CliRunner
 
-from bench.runner import NOT_LOADED
+from common.cli import NOT_LOADED
 from configs import load_config
-from configs.bench import load_bench_config
+from configs.bench import BenchConfig
 from configs.schema import Config, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def test_every_command_has_a_script_and_a_valid_configuration():
         assert (ROOT / "scripts" / command[0]).is_file()
         (path,), overrides = options(command, "--config"), options(command, "--set")
         if command[0] == "bench.py":
-            load_bench_config(ROOT / path, overrides)
+            load_config(ROOT / path, overrides, schema=BenchConfig)
         else:
             load_config(ROOT / path, overrides, TrainConfig if command[0] == "train.py" else Config)
 
@@ -144,4 +144,4 @@ def test_errors_of_a_script_are_shown_and_kept(capfd):
     status, problems = script.run(["bench.py", "--config", "configs/bench/nothing.yaml"])
     assert status == 2
     assert problems == [line.removeprefix("error: ") for line in capfd.readouterr().err.splitlines()]
-    assert "nothing.yaml: cannot be read" in problems[0]
+    assert "nothing.yaml: no such file" in problems[0]

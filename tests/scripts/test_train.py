@@ -16,8 +16,8 @@ from scripts_as_modules import load_script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-from bench.records import read_rows
-from bench.runner import NOT_LOADED
+from common.cli import NOT_LOADED
+from common.records import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,7 +74,7 @@ def wait_for_rows(log, count, is_running):
 
 
 def test_report_files_and_rows(train, tmp_path, monkeypatch):
-    monkeypatch.setattr("inference.training_rows.CURVE_POINTS", 3)
+    monkeypatch.setattr("training.rows.CURVE_POINTS", 3)
     done = train("run", "--set", "training.seeds=[3, 4]")
     assert done.exit_code == 0, done.output
     tests, curves = [], []

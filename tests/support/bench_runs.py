@@ -6,12 +6,14 @@ import pytest
 import torch
 from formula_backend import FormulaBackend
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from bench.measures import MEASURES
-from bench.provenance import provenance
-from bench.records import Row, read_rows
 from bench.runner import Context, run_bench
-from configs.bench import BenchConfig, load_bench_config
+from common.provenance import provenance
+from common.records import Row, read_rows
+from configs import load_config
+from configs.bench import BenchConfig
+from data import Dataset, registry
 
 CPU = torch.device("cpu")
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "bench"
@@ -20,7 +22,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "bench"
 def config(name: str, *overrides: str) -> BenchConfig:
     """A configuration of the repository, on the synthetic cora unless `overrides` say otherwise."""
     graphs = [] if name in ("peak_rates", "stability", "layers", "doors") else ["graphs=[cora]"]
-    return load_bench_config(CONFIGS / f"{name}.yaml", ["source=synthetic", *graphs, *overrides])
+    return load_config(CONFIGS / f"{name}.yaml", ["source=synthetic", *graphs, *overrides], schema=BenchConfig)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +44,10 @@ def context(config: BenchConfig) -> Context:
     (name, *_) = config.names
     loaded = config.load(config.graph_of(name), features=False)
     return Context(config, Path("c.yaml"), provenance(CPU), CPU, name, loaded)
+
+
+def add_dataset(monkeypatch: pytest.MonkeyPatch, entry: Dataset) -> None:
+    """Register a data set under its name."""
+    known = registry._known
+    monkeypatch.setitem(registry._table(), entry.name, {})
+    monkeypatch.setattr(registry, "_known", lambda name: entry if name == entry.name else known(name))

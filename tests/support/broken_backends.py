@@ -2,7 +2,7 @@
 
 import torch
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s import UnsupportedGraphError
 from fused3s.backends.base import Backend
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from dense_cases import EPS, parameters
 from tolerance import FLOOR, row_errors
 
-from dense.block_training import TrainingPacking, dense_block_backward, dense_block_forward
 from fused3s.terms.dropout import Dropout, kept_edges
+from models.dense.block_training import TrainingPacking, dense_block_backward, dense_block_forward
 
 VECTORS = ("out_b", "norm1_w", "norm1_b", "up_b", "down_b", "norm2_w", "norm2_b")
 MATRICES = ("out_w", "up_w", "down_w", "next_qkv_w")

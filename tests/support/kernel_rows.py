@@ -2,8 +2,8 @@
 
 import torch
 
-from bench.provenance import provenance
-from bench.records import RUN_COLUMNS, Row
+from common.provenance import provenance
+from common.records import RUN_COLUMNS, Row
 
 PROVENANCE = provenance(torch.device("cpu")).model_dump() | {
     "device": "NVIDIA H200",

@@ -19,7 +19,8 @@ from poison import poisoned_buffers
 from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
+from common.launch import RankError
 from configs import Config, TrainConfig
 from data import LoadedGraph
 from data.dgl import import_dgl
@@ -32,7 +33,6 @@ from models import GraphTransformer
 from parallel import (
     Group,
     Part,
-    RankError,
     check_agreement,
     gather_rows,
     on_first_rank,

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from baselines.bsb import BSB
+from bench.baselines.bsb import BSB
 from fused3s.backends.base import InputSpec
 from fused3s.fused import backend as fused3s
 from fused3s.fused.choice import GraphSize

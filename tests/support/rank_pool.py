@@ -17,7 +17,7 @@ RANKS = 4
 GPUS = [size for size in (2, 4, 8) if size <= max(2, torch.cuda.device_count())]  # ranks of a test on GPUs
 JOB_SECONDS = 60  # a job that hangs is a failed test
 AFTER_A_FAILURE = 2  # seconds for the other ranks, which may wait for the failed one
-PRELOADED = ["torch", "torch.distributed", "parallel_jobs", "inference.ranks"]
+PRELOADED = ["clone", "torch", "torch.distributed", "parallel_jobs", "parallel.inference"]
 
 
 def fork_context() -> Any:

@@ -14,8 +14,8 @@ from model_by_hand import dense_attention
 from safetensors.torch import load_file
 
 from models import GraphTransformer
+from models.metrics import score_on_test
 from training import Trainer, TrainingError
-from training.metrics import score_on_test
 from training.vectors import WeightVector
 
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import fused3s
+from models.build import build_model
 from training import Trainer
-from training.setup import build_model
 
 SAMPLES = {"training__sampler": "neighbor", "data__batch_size": 4}
 

@@ -6,10 +6,9 @@ import torch
 import data
 import fused3s
 from configs import Config
-from training import load_weights
-from training.metrics import score_on_test
-from training.setup import build_model
-from training.weights import SHIPPED, find_weights, read_about
+from models.build import build_model
+from models.metrics import score_on_test
+from models.trained_weights import SHIPPED, find_weights, load_weights, read_about
 
 CORA = [path for path in sorted(SHIPPED.glob("*.safetensors")) if read_about(path).data == "cora"]
 

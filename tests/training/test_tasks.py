@@ -7,11 +7,11 @@ import torch
 from model_by_hand import dense_attention
 from safetensors.torch import load_file
 
-from inference.training_rows import run_rows
 from models import GraphTransformer
+from models.metrics import score_on_test
 from parallel.training import RankStep
 from training import Trainer
-from training.metrics import score_on_test
+from training.rows import run_rows
 from training.targets import Targets
 from training.tasks import PARTS
 
@@ -84,7 +84,7 @@ def test_regression_keeps_the_lowest_error_in_the_unit_of_the_targets(
     assert trainer.result.test == pytest.approx(found.value, rel=1e-3)
     assert found.describe() == f"{found.value:.4f} eV over 7 graphs"
     assert json.loads((tmp_path / "best.json").read_text())["unit"] == "eV"
-    units = {row.metric: row.unit for row in run_rows(trainer, tmp_path, {})}
+    units = {row.metric: row.unit for row in run_rows(trainer, tmp_path)}
     assert units == {f"valid_{metric}": "eV", f"test_{metric}": "eV", "epoch_time": "ms", "training_time": "s"}
 
 

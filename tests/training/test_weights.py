@@ -10,10 +10,9 @@ from safetensors.torch import save_file
 
 from configs import Config
 from models import CheckpointError
+from models.build import build_model
 from models.checkpoint import safetensors_bytes
-from training import load_weights
-from training.setup import build_model
-from training.weights import find_weights, read_about
+from models.trained_weights import find_weights, load_weights, read_about
 
 
 @pytest.fixture
@@ -85,8 +84,8 @@ def test_inference_takes_the_weights_that_are_named_or_fit(nodes, make_config, b
     config = Config.model_validate(make_config().model_dump() | {"model": {"checkpoint": str(best)}})
     assert find_weights(config, nodes.meta).path == best
     assert find_weights(make_config(model__checkpoint=None), nodes.meta).path is None
-    monkeypatch.setattr("training.weights.ROOT", tmp_path.parent)
-    monkeypatch.setattr("training.weights.SHIPPED", tmp_path)
+    monkeypatch.setattr("models.trained_weights.ROOT", tmp_path.parent)
+    monkeypatch.setattr("models.trained_weights.SHIPPED", tmp_path)
     assert find_weights(make_config(), nodes.meta).path == best
     other = find_weights(make_config(model__dim=16), nodes.meta)
     assert (other.path, other.reason[-29:]) == (None, "are of another model or graph")

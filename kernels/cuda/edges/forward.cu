@@ -12,11 +12,11 @@
 // Grid (num_items / kGroupsPerBlock, head groups). Each lane group processes one item (lane_group.cuh).
 //
 // Features. <q_i, W a_ij> = <u_i, a_ij> with u_i = W^T q_i, and sum_j p_ij W' a_ij = W' s_i with s_i = sum_j p_ij a_ij:
-// an edge costs 2 x 16 multiply-adds per head, and no tensor of edges has kDim columns. Wide features, of more than 16
-// columns: this kernel gets <u_i, a_ij> of each edge and writes its score in the same place, from which
-// features/wide_features.cu computes s. For most shapes the 16 features
+// an edge costs 2 x 16 multiply-adds per head, and no tensor of edges has kDim columns. For most shapes the 16 features
 // are distributed over the lanes of a head, and the kernels of feature_products.cu compute u before this kernel and add
 // W' s after it. For 4 or 8 heads of 10 to 16 dimensions in a group this kernel computes all of it (pair_features.cuh).
+// Wide features, of more than 16 columns: this kernel gets <u_i, a_ij> of each edge, and writes its score in the same
+// place, from which features/wide_features.cu computes s.
 //
 // Order that must not change
 //   [1]  Before griddepcontrol_wait only items and indices are read: the previous kernel may still write Q, K, V and

@@ -5,8 +5,8 @@ edge and head of them (cuda/features/wide_features.cu). Products with the weight
     s_i  = sum_j w_ij a_ij  W s is added to the output or to dq; dW = sum_i q_i s_i^T
     da_ij = sum w_ij u_i    over sides and heads
 
-A side is a weight: W with the rows of q, or W' with those of dO. All is computed CHUNK columns at a time: u and s
-take [H, N, CHUNK] each, and no tensor of edges has H d columns.
+A side is a weight: W with the rows of q, or W' with those of dO. All is computed for MOST_COLUMNS columns or fewer at a
+time: u and s take [H, N, columns] each, and no tensor of edges has H d columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,8 @@ from ...terms.edge_data import BoundEdges
 from ..data import Fused3SData
 
 SOURCE = "features/wide_features.cu"
-CHUNK = 128  # columns of a launch: 32 lanes of four
+MOST_COLUMNS, LEAST_COLUMNS = 128, 32  # of a launch: 32 lanes of four, or 8
+SMALL_PROJECTION = 1 << 22  # elements of u that no graph saves by launches of fewer columns
 LEAST_LANES, LANE_COLUMNS = 8, 4
 MOST_HEADS = 8  # of a head group
 WARPS = 4  # as in cuda/edges/lane_group.cuh
@@ -63,7 +64,7 @@ def feature_products(data: Fused3SData, features: torch.Tensor, sides: Sequence[
     """
     num_heads = sides[0].rows.shape[1]
     products = [data.new_of_edges(features, (num_heads,), torch.float32) for _ in sides]
-    for columns in _chunks(features):
+    for columns in _chunks(features, sides[0].rows):
         tensors = _by_side("projected", [_project(side, columns) for side in sides]) | _by_side("products", products)
         _launch(data, "feature_products", features, columns, num_heads, len(sides), tensors, adds=columns.start > 0)
     return products
@@ -82,7 +83,7 @@ def add_feature_sums(
         lse: [N, H] float32.
     """
     features, weight = edges.padded_features.contiguous(), edges.value_weight
-    for columns in _chunks(features):
+    for columns in _chunks(features, output):
         (sums,) = _feature_sums(data, features, columns, [scores], output, lse, edges)
         add_product(output, sums, weight[..., columns])
 
@@ -104,7 +105,7 @@ def feature_sums(
         weights: w of each side, [nnz, H] float32.
         rows: [N, H, d], for the sizes.
     """
-    for columns in _chunks(features):
+    for columns in _chunks(features, rows):
         yield columns, _feature_sums(data, features, columns, weights, rows)
 
 
@@ -132,7 +133,7 @@ def feature_gradients(
     """[nnz, columns of `features`], of its type: sum over sides and heads of w_ij u_i."""
     gradient = data.new_of_edges(features, features.shape[1:], features.dtype)
     num_heads = sides[0].rows.shape[1]
-    for columns in _chunks(features):
+    for columns in _chunks(features, sides[0].rows):
         tensors = _by_side("projected", [_project(side, columns) for side in sides]) | _by_side("weights", weights)
         tensors["gradient"] = gradient[:, columns]
         _launch(data, "feature_gradients", features, columns, num_heads, len(sides), tensors)
@@ -191,17 +192,21 @@ class WideGradients:
         return feature_gradients(self._data, self._features, [*self._sides.values()], of_sides)
 
 
-def _chunks(features: torch.Tensor) -> Iterator[slice]:
-    columns = features.shape[1]
-    return (slice(first, min(first + CHUNK, columns)) for first in range(0, columns, CHUNK))
+def _chunks(features: torch.Tensor, rows: torch.Tensor) -> Iterator[slice]:
+    """Columns of each launch: as many as leave u of `rows` [N, H, d] no larger than the features."""
+    (num_rows, num_heads, _), width, step = rows.shape, features.shape[1], MOST_COLUMNS
+    while step > LEAST_COLUMNS and num_rows * num_heads * step > max(features.numel(), SMALL_PROJECTION):
+        step //= 2
+    return (slice(first, min(first + step, width)) for first in range(0, width, step))
 
 
 def _project(side: Side, columns: slice) -> torch.Tensor:
     """u[h, n, c] = sum_d rows[n, h, d] weight[h, d, c], [H, N, columns] float32, 0 from column r on."""
     weight = side.weight[..., columns].float()
-    missing = columns.stop - columns.start - weight.shape[2]
+    if missing := columns.stop - columns.start - weight.shape[2]:
+        weight = functional.pad(weight, (0, missing))
     with torch.autocast(weight.device.type, enabled=False):
-        return torch.bmm(side.rows.float().transpose(0, 1), functional.pad(weight, (0, missing)))
+        return torch.bmm(side.rows.float().transpose(0, 1), weight)
 
 
 def _feature_sums(

@@ -13,7 +13,7 @@ from plan_oracle import make_schedule, with_pass_schedules
 from poison import poisoned_buffers
 from tolerance import edges_of
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s.backends.base import QKV, BackwardCall, Call, InputSpec
 from fused3s.backends.reference import edge_softmax_attention
 from fused3s.fused import backend as fused3s

@@ -9,7 +9,7 @@ from plan_oracle import make_schedule, with_schedule
 from poison import poisoned_buffers
 from tolerance import edges_of, row_errors
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s import plan_attention
 from fused3s.backends.base import Call, InputSpec
 from fused3s.fused import backend as fused3s

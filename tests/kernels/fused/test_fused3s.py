@@ -10,7 +10,7 @@ from attention_cases import EDGE_CASES
 from instances import forward_instance, plan_for
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s.backends import cuda
 from fused3s.backends.base import Call, InputSpec
 from fused3s.fused import backend as fused3s

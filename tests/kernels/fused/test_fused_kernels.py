@@ -13,9 +13,9 @@ from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
-from baselines import REGISTRY, fused3s_paper
-from baselines.bsb import BSB
-from baselines.fused3s_paper import paper_instance
+from bench.baselines import REGISTRY, fused3s_paper
+from bench.baselines.bsb import BSB
+from bench.baselines.fused3s_paper import paper_instance
 from fused3s import plan_attention, sparse_attention
 from fused3s.backends.base import Call, InputSpec
 from fused3s.backends.reference import edge_softmax_attention

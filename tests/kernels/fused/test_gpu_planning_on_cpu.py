@@ -11,7 +11,7 @@ from plan_cases import INPUTS, LISTS, PATTERNS, assert_equal_plans, edge_list
 from plan_oracle import expected_plan
 from poison import poisoned_buffers
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s.backends.base import QKV, BackwardCall, Call, InputSpec
 from fused3s.fused import backend as fused3s
 from fused3s.fused.choice import GraphSize, goes_edge_by_edge

@@ -1,15 +1,18 @@
 """Features of more than 16 columns on the CPU (tests/cuda_shim): cuda/features/wide_features.cu around both passes of
 the edge-by-edge kernels, against float64."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
+import edge_calls
 import pytest
 import torch
 from edge_calls import EdgeCall
 from edge_cases import EDGE_LISTS
 
+from fused3s.fused.edges import wide_features
 from fused3s.fused.edges.wide_features import weight_gradient
-from tests.cuda_shim.cuda_on_cpu import ON_SHIM
+from tests.cuda_shim.cuda_on_cpu import ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM
 
@@ -43,6 +46,31 @@ def test_results_match_float64(monkeypatch, case):
                 shape = (EDGE_LISTS[name](), heads, dim, dtype)
                 call = EdgeCall.make(*shape, kind, rate, part_edges, reordered, scale, out_dtype, rank=features)
                 call.check(call.run(monkeypatch, mode), f"{name}, {kind}, parts of {part_edges} edges")
+
+
+def test_rows_that_lose_all_their_edges(monkeypatch):
+    """By biases of -inf."""
+    for name in ("hub", "directed"):
+        shape = (EDGE_LISTS[name](), 3, 10, FLOAT)
+        call, other = (EdgeCall.make(*shape, kind, rank=40) for kind in ("bias_minus_infinity", "features"))
+        names = "padded_features", "num_features", "key_weight", "value_weight"
+        edges = replace(call.edges, **{name: getattr(other.edges, name) for name in names})
+        call = replace(call, edges=edges)
+        _, lse, _ = results = call.run(monkeypatch)
+        assert (lse[call.row] == -torch.inf).any()
+        call.check(results, name)
+
+
+@pytest.mark.parametrize(("heads", "launches"), [(1, 2), (4, 3), (64, 5)])
+def test_few_edges_a_row_have_launches_of_fewer_columns(monkeypatch, heads, launches):
+    """Of 144 columns by 128, 64 and 32, in both passes."""
+    monkeypatch.setattr(wide_features, "SMALL_PROJECTION", 0)
+    call = EdgeCall.make(EDGE_LISTS["tall"](), heads, 2, FLOAT, "features", 0.4, rank=136)
+    with monkeypatch.context() as patch, cuda_on_cpu() as gpu:
+        patch.setattr(edge_calls, "cuda_on_cpu", lambda mode: nullcontext())
+        results = call.run(monkeypatch)
+    call.check(results, f"{heads} heads")
+    assert sum(name.startswith("feature_sums") for name in gpu.launched) == 2 * launches
 
 
 def assert_same_bits(found, expected, label):

@@ -10,7 +10,7 @@ import torch
 from edge_cases import EDGE_LISTS, FORMS, EdgeList
 from gpu_plan_on_cpu import gpu_on_cpu
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from data.dgl import import_dgl
 from fused3s.backends.base import InputSpec
 from fused3s.fused import backend as fused3s

@@ -10,7 +10,7 @@ from attention_cases import REPEATED, counts_of, dense_attention
 from edge_cases import EDGE_LISTS, FORMS, EdgeList, edge_inputs, expected_attention, in_order, qkv
 from gpu_calls import no_waits
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from data.dgl import import_dgl
 from fused3s import UnsupportedGraphError, plan_attention, sparse_attention
 from fused3s.graph.forms import graph_record

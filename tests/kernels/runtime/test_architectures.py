@@ -6,8 +6,6 @@ The lists of all shapes are in test_jit.py, those of the dense block in tests/de
 import pytest
 from compiled import ARCHS, BFLOAT, FLOAT, HALF, check
 
-from dense.batch_norm import batch_norm_instance
-from dense.residual_norm import rows_instance as norm_instance
 from fused3s.fused.edges.backward import edge_backward_instances, features_instance
 from fused3s.fused.edges.features import PACK_PAIR_FEATURES, product_instance
 from fused3s.fused.edges.forward import edge_instance
@@ -18,6 +16,8 @@ from fused3s.fused.tiles.backward import backward_instance
 from fused3s.fused.tiles.forward import PACK_FEATURES, choose_instance, fused_instance
 from fused3s.fused.tuning import SM90
 from fused3s.runtime.jit import Element, KernelInstance
+from models.dense.batch_norm import batch_norm_instance
+from models.dense.residual_norm import rows_instance as norm_instance
 from parallel.rank_rows import rows_instance as rank_instance
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")

@@ -13,10 +13,10 @@ from compiled import ARCHS, BFLOAT, FLOAT, HALF, check, in_turn
 from instances import forward_instance
 from ptxas import compile_ptxas
 
-from baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
-from baselines.flashsparse import Kernels
-from baselines.fused3s_paper import SOURCE as PAPER_SOURCE
-from baselines.fused3s_paper import paper_instance
+from bench.baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
+from bench.baselines.flashsparse import Kernels
+from bench.baselines.fused3s_paper import SOURCE as PAPER_SOURCE
+from bench.baselines.fused3s_paper import paper_instance
 from fused3s import KernelCompileError
 from fused3s.fused.edges.backward import edge_backward_instances
 from fused3s.fused.edges.features import product_instance

@@ -10,13 +10,13 @@ import scipy.sparse as sp
 import torch
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 
-from dense.block_training import TrainingPacking
 from fused3s import AttentionPlan, plan_attention
 from fused3s.fused.plan_state import Fused3SPlan
 from fused3s.runtime import debug, launch
 from fused3s.runtime.cuda_graph import capture
 from fused3s.runtime.jit import Kernel, KernelSizes
 from fused3s.runtime.params import ParamsLayout, params_layout
+from models.dense.block_training import TrainingPacking
 
 NODES, HOP, LAUNCHES = 1024, 389, 30
 

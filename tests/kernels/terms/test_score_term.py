@@ -14,7 +14,7 @@ import torch
 from formula_backend import FormulaBackend
 from torch.nn.functional import leaky_relu
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s import EdgeData, ScoreTerm, plan_attention, sparse_attention
 from fused3s.runtime.source import CUDA_FOLDER, read_source
 from fused3s.terms import score_term

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from baselines import REGISTRY
+from bench.baselines import REGISTRY
 from fused3s import AttentionPlan, Dropout, plan_attention, sparse_attention
 from fused3s.backends.base import Gradients
 from models.graph_transformer import GraphTransformer

@@ -1,0 +1,26 @@
+"""The model of a configuration."""
+
+import torch
+
+from configs import Config
+from data import GraphMeta
+from models.graph_model import GraphModel
+from models.graph_transformer import GraphTransformer
+
+
+def build_model(config: Config, meta: GraphMeta, seed: int, *, pyg: bool = False) -> GraphModel:
+    """The model for a data set, float32 on the CPU. Weights depend on the seed only, not on device or precision; `pyg`:
+    see `ConvNet`."""
+    torch.manual_seed(seed)
+    arguments = {
+        "in_features": meta.feature_cardinalities or meta.feature_dim,
+        "num_classes": meta.num_classes,
+        "task": meta.task,
+        "edge_in_features": meta.edge_feature_cardinalities or meta.edge_feature_dim,
+        **config.model.model_dump(exclude={"checkpoint", "kind", "out_heads"}),
+    }
+    if config.model.kind == "graph_transformer":
+        return GraphTransformer(**arguments)
+    from models.conv_net import ConvNet  # on use: most models are Graph Transformers
+
+    return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, pyg=pyg, **arguments)

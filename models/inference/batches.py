@@ -1,0 +1,133 @@
+"""A model over all batches of a collection: by replays of a CUDA graph that assembles, plans and computes a batch, or
+eagerly, where the next batch is loaded and planned while the GPU computes."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.timers import mark, milliseconds_between
+from data.csr_batches import CsrBatch, CsrBatches, GraphRange
+from data.prefetch import made_ahead
+from fused3s import AttentionPlan
+from fused3s.graph.csr import CSRPattern
+from models import Execution, GraphInputs, GraphModel
+from models.graph_inputs import pattern_of
+from models.inference.cost import Pass
+from models.padded_batches import PaddedBatches
+
+MOST_QUEUED = 4  # batches whose logits the host has not taken yet: their memory is kept until then
+MADE_AHEAD = 2  # batches that a thread makes ahead
+SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
+
+Passes = Iterator[tuple[GraphRange, Callable[[], Tensor]]]  # each batch, and its forward pass
+Take = Callable[[GraphRange, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
+
+
+def replays(graphs: CsrBatches, padded: PaddedBatches, execution: Execution) -> Passes:
+    """Replays of one CUDA graph for all batches, which `padded` has room for."""
+
+    def replay(batch: GraphRange) -> Tensor:
+        padded.load(np.arange(batch.first, batch.last))
+        return execution.run()
+
+    return ((batch, partial(replay, batch)) for batch in graphs.ranges())
+
+
+def eager_passes(
+    batches: Iterable[CsrBatch],
+    model: GraphModel,
+    plan: Callable[[CSRPattern], AttentionPlan],
+    forward: Callable[[GraphInputs], Tensor],
+    stream: torch.cuda.Stream | None = None,
+    *,
+    by_thread: bool,
+) -> Passes:
+    """Eager passes, with a plan for each batch.
+
+    Args:
+        batches: on the model's device, assembled on its current stream, from arrays that the caller's stream wrote.
+        stream: on a GPU, the one that batches are assembled and planned on while passes run on the current one.
+        by_thread: whether a thread assembles and plans ahead. Else the thread that queues the forward passes does so
+            between them, which suits work that is launches only: two threads would wait for each other.
+    """
+
+    if stream:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))  # the arrays may not be there yet
+
+    def prepared() -> Iterator[tuple[CsrBatch, GraphInputs]]:
+        left = iter(batches)
+        while True:
+            with torch.inference_mode(), torch.cuda.stream(stream):  # of the thread that takes the next batch
+                batch = next(left, None)
+                if batch is None:
+                    return
+                inputs = model.prepare_batch(batch, plan(pattern_of(batch)))
+                if stream:
+                    stream.synchronize()  # the forward pass, on another stream, finds its inputs complete
+            yield batch, inputs
+
+    with made_ahead(prepared(), MADE_AHEAD) if by_thread else nullcontext(prepared()) as each:
+        for batch, inputs in each:
+            yield batch, partial(forward, inputs)
+
+
+def run_pass(passes: Passes, take: Take, device: torch.device) -> Pass:
+    """Queue the forward pass of each batch; `take` gets its logits as soon as they are there, in the order of batches.
+
+    Call it under `torch.inference_mode()`.
+    """
+    start = time.perf_counter()
+    queued: deque[_Queued] = deque()
+    times = []
+    with closing(passes):
+        for batch, forward in passes:
+            queued.append(_Queued(batch, forward, device))
+            while queued and (len(queued) > MOST_QUEUED or queued[0].done()):
+                times.append(queued.popleft().give(take))
+    while queued:
+        times.append(queued.popleft().give(take))
+    return Pass(time.perf_counter() - start, tuple(times))
+
+
+class _Queued:
+    """A forward pass on the current stream, and the copy of its logits to the host."""
+
+    def __init__(self, batch: GraphRange, forward: Callable[[], Tensor], device: torch.device) -> None:
+        self._batch, self._forward = batch, forward  # other streams must not get its inputs' memory before it is over
+        self._start = mark(device)
+        logits = forward()
+        self._stop = mark(device)
+        logits = logits[: batch.last_row - batch.first_row].float()  # rows behind are of a padded batch
+        self._logits, self._copied = logits, None
+        if device.type == "cuda":
+            self._logits = torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
+            self._logits.copy_(logits, non_blocking=True)
+            self._copied: Any = torch.cuda.Event()
+            self._copied.record()
+
+    def done(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def give(self, take: Take) -> float:
+        """Hand over the logits, after waiting for them; milliseconds of the forward pass."""
+        if self._copied:
+            self._copied.synchronize()
+        take(self._batch, self._logits)
+        return milliseconds_between(self._start, self._stop)
+
+
+def run_set(passes: Callable[[], Passes], take: Take, device: torch.device, repeats: int) -> tuple[Pass, ...]:
+    """A pass whose logits `take` gets, then up to `repeats` passes for the time alone, as many as SHORT_PASS_S allows.
+
+    Where it allows none, the first pass is the timed one.
+    """
+    first = run_pass(passes(), take, device)
+    more = min(repeats, int(SHORT_PASS_S / first.seconds))
+    return tuple(run_pass(passes(), lambda batch, logits: None, device) for _ in range(more)) or (first,)

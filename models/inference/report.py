@@ -1,0 +1,195 @@
+"""Report and CSV rows of a run of `scripts/infer.py`."""
+
+import torch
+import yaml
+from rich.table import Table
+from rich.text import Text
+
+from common.cli import console, errors, print_end
+from common.columns import dtype_name, run_columns
+from common.host_load import describe_wait
+from common.provenance import device_name
+from common.records import NONE, Row, append_rows
+from common.timers import Spread
+from data import GraphMeta
+from data.atomic import replacing
+from fused3s.graph.reorder.row_order import RowOrder
+from models.inference.model_regions import save_trace
+from models.inference.run import Run
+
+
+def surrogate_line(meta: GraphMeta, asked: str) -> Text | None:
+    """What stands at the start and the end of the output of a run on a surrogate; None for a real graph.
+
+    Args:
+        asked: data.source.
+    """
+    if meta.source != "synthetic":
+        return None
+    why = "as configured" if asked == "synthetic" else f"data.source = {asked!r} found neither files nor a download"
+    return Text(f"SYNTHETIC    {meta.name} is a surrogate, not the real graph ({why})")
+
+
+def report_table(run: Run) -> Table:
+    """Summary of the run in two columns."""
+    config, source, execution, cost, whole = run.request.config, run.source, run.execution, run.cost, run.whole
+    meta, model = source.loaded.meta, config.model
+    origin = {"file": "from the file ", "synthetic": "SYNTHETIC surrogate, not the real graph: "}.get(meta.source, "")
+    first = " of the first batch" if whole else ""
+    busy = f"; {text}" if (text := describe_wait(cost.waited)) else ""
+    encoding = f", {model.pos_enc} Laplacian eigenvectors" if model.pos_enc else ""
+    encoding += f", random walks of {model.random_walk} steps" if model.random_walk else ""
+    encoding += ", a virtual node" if model.virtual_node else ""
+    edges = f", edge features as a {model.edge_features}" if meta.edge_features else ""
+    chosen = " (chosen by auto)" if config.attention.backend == "auto" else ""
+    peak = "on the GPU, during the forward passes" if source.device.type == "cuda" else "of the whole process"
+    lines = {
+        "data set": f"{meta.name}: {origin}{meta.origin}",
+        "size": f"{meta.num_nodes:,} nodes, {meta.num_edges:,} edges{describe_graphs(meta)}",
+        "features": f"{meta.feature_dim:,} {meta.feature_kind} columns, {meta.features}",
+    }
+    if meta.edge_features:
+        kind = "categorical" if meta.edge_feature_cardinalities else "float"
+        lines["edge features"] = f"{meta.edge_feature_dim:,} {kind} columns, {meta.edge_features}"
+    lines |= {
+        "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}{edges}"
+        if model.kind == "graph_transformer"
+        else f"{model.blocks} layers ({model.kind}), d = {model.dim}, heads = {model.heads}, then {model.out_heads}",
+        "weights": source.weights.describe(),
+    }
+    if run.score:
+        lines[run.score.title] = run.score.describe()
+    lines |= {
+        "device": f"{source.device} ({device_name(source.device)})",
+        "attention": f"{run.attention.backend}{chosen}",
+        "other layers": f"{execution.dense.path} ({execution.dense.reason})",
+        "CUDA graph": f"{'yes' if execution.captured else 'no'} ({execution.graph_reason})",
+        "precision": dtype_name(source.dtype),
+    }
+    if whole:
+        batches = f"{whole.num_batches:,} batches of up to {whole.batch_size:,}, kept on {whole.kept_on}"
+        also = ", with assembly and plan" if execution.captured else ""
+        lines |= {
+            "all batches": f"{whole.num_graphs:,} graphs in {batches}",
+            "throughput": _spread(whole.graphs_per_second, "graphs/s", ",.0f"),
+            "in forward passes": f"{whole.share.median:.1%} of that time; of a batch {_spread(whole.forward)}{also}",
+        }
+    lines[f"forward pass{first}"] = f"{_spread(cost.forward)}{busy}"
+    if cost.attention_share:
+        lines["in attention"] = f"{cost.attention_share.median:.1%} of the forward pass{first}"
+    lines |= {
+        "peak memory": f"{cost.peak_memory:,.0f} MiB {peak}",
+        "format build": f"{cost.format_build:.1f} ms{first or ' once for the graph'}, first-use compiling included",
+    }
+    if order := getattr(run.attention, "order", None):
+        lines["row order"] = describe_order(order)
+    if found := run.agreement:
+        verdict = "agrees with the reference" if found.passed else "DIFFERS FROM the reference"
+        lines["verification"] = f"{verdict}: {found.describe()}"
+    if run.accuracy:
+        same = run.accuracy.argmax_agreement
+        classes = "" if same is None else f"{same:.2%} of the rows have the same largest output, "
+        error = f"relative error {run.accuracy.relative:.1e}, largest {run.accuracy.max_abs:.1e}"
+        lines["accuracy"] = f"against float32: {classes}{error}"
+    return _table(str(run.request.config_path), lines)
+
+
+def _spread(spread: Spread, unit: str = "ms", form: str = ".3f") -> str:
+    median, p10, p90 = (format(value, form) for value in (spread.median, spread.p10, spread.p90))
+    return f"{median} {unit} median (p10 {p10}, p90 {p90}, {spread.repeats} passes)"
+
+
+def _table(title: str, lines: dict[str, str]) -> Table:
+    table = Table("", title)
+    for name, text in lines.items():
+        table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
+    return table
+
+
+def describe_graphs(meta: GraphMeta) -> str:
+    """The number of graphs in words, such as ", 1,024 of 41,127 graphs"; empty for a single graph."""
+    if meta.collection_size is None or meta.collection_size == meta.num_graphs:
+        return f", {meta.num_graphs:,} graphs" if meta.num_graphs > 1 else ""
+    return f", {meta.num_graphs:,} of {meta.collection_size:,} graphs"
+
+
+def describe_order(order: RowOrder) -> str:
+    kind = "natural order kept" if order.perm is None else order.method
+    saved = 1 - order.columns_after / max(order.columns_before, 1)
+    return f"{kind}: {saved:.1%} fewer gathered columns, found in {order.seconds:.2f} s"
+
+
+def report_profile(run: Run) -> None:
+    """Print the time of each region of an eager pass, and save a trace of the run beside its results."""
+    total = sum(spread.median for spread in run.regions.values())
+    lines = {name: f"{one.median:.4f} ms, {one.median / total:.1%}" for name, one in run.regions.items()}
+    console.print(_table("Time of an eager forward pass", lines))
+    request = run.request
+    trace = request.results.parent / "traces" / f"{run.source.loaded.meta.name}_{request.config.sha()}.json"
+    with torch.inference_mode(), replacing(trace) as unfinished:
+        save_trace(run.execution, unfinished)
+    console.print(Text(f"trace        {trace}: open it with chrome://tracing or https://ui.perfetto.dev"))
+
+
+def result_rows(run: Run) -> list[Row]:
+    """The run in the CSV schema, one row per measured value."""
+    request, source, execution, cost, whole = run.request, run.source, run.execution, run.cost, run.whole
+    checked = {"status": "unchecked"}
+    if found := run.agreement:
+        checked = {"status": "ok", "relative_error": found.relative}
+        if not found.passed:
+            checked |= {"status": "wrong", "reason": found.describe()}
+    own = {
+        "dtype": dtype_name(source.dtype),
+        "out_dtype": dtype_name(source.dtype),
+        "backend": run.attention.backend,
+        "dense": execution.dense.path,
+        "launch": "cuda_graph" if execution.captured else "eager",
+        "checkpoint": source.weights.name,
+        **checked,
+        **source.columns(),
+    }
+    shared = run_columns("infer", request.config_path, request.config, source.loaded.meta, source.device, **own)
+
+    def row(scope: str, metric: str, unit: str, spread: Spread | float, **columns: str) -> Row:
+        spread = spread if isinstance(spread, Spread) else Spread.of([spread])
+        return Row(**(shared | {"scope": scope, "metric": metric, "unit": unit} | spread.columns() | columns))
+
+    part = {"region": "first batch"} if whole else {}
+    rows = [row("model", "time", "ms", cost.forward, note=describe_wait(cost.waited) or NONE, **part)]
+    if cost.attention_share:
+        rows.append(row("attention", "share_of_model_time", "1", cost.attention_share, **part))
+    rows += [
+        row("model", "peak_memory", "MiB", cost.peak_memory),
+        row("build", "time", "ms", cost.format_build, **part),
+    ]
+    if whole:
+        every = {"region": "all batches"}
+        note = f"{whole.num_batches:,} batches of {whole.batch_size:,}, kept on {whole.kept_on.type}"
+        rows += [
+            row("model", "throughput", "graphs/s", whole.graphs_per_second, note=note, **every),
+            row("model", "share_in_forward_passes", "1", whole.share, **every),
+            row("model", "time", "ms", whole.forward, **every),
+        ]
+    rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
+    if run.score:
+        rows.append(row("model", f"{run.score.part}_{run.score.metric}", run.score.unit or "1", run.score.value))
+    if found := run.accuracy:
+        measured = {"argmax_agreement": found.argmax_agreement, "output_error": found.relative}
+        note = {"note": "against float32"}
+        rows += [row("model", name, "1", value, **note) for name, value in measured.items() if value is not None]
+    return rows
+
+
+def write_results(run: Run) -> None:
+    """Append the run's rows to its CSV, save its configuration beside it, print where, and warn of NaN."""
+    results, config = run.request.results, run.request.config
+    rows = result_rows(run)
+    append_rows(results, rows)
+    saved = results.parent / "configs" / f"{config.sha()}.yaml"
+    with replacing(saved) as unfinished:
+        unfinished.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False), encoding="utf-8")
+    console.print(Text(f"config       {saved}"))
+    print_end(f"{len(rows)} rows of run {rows[0].run_id}", results)
+    if not_finite := int((~run.logits.isfinite()).sum()):
+        errors.print(Text(f"warning: {not_finite} of {run.logits.numel()} outputs are NaN or infinite"))

@@ -1,0 +1,118 @@
+"""Provenance: commit and changes of the code, versions, and "none" where a tool is missing."""
+
+import re
+import subprocess
+
+import pytest
+import torch
+
+from common import provenance as module
+from common.provenance import provenance
+
+CPU = torch.device("cpu")
+
+
+def test_versions_and_date():
+    found = provenance(CPU)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found.date)
+    assert (found.torch, found.device_type, found.driver) == (torch.__version__, "cpu", "none")
+    assert found.dgl == module.metadata.version("dgl")
+
+
+def test_works_without_git_dgl_and_cupy(monkeypatch):
+    def missing(*args, **kwargs):
+        raise FileNotFoundError
+
+    def not_installed(name):
+        raise module.metadata.PackageNotFoundError
+
+    monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
+    monkeypatch.setattr(subprocess, "run", missing)
+    monkeypatch.setattr(module.metadata, "version", not_installed)
+    found = provenance(CPU)
+    assert (found.commit, found.dirty, found.cupy, found.dgl) == ("none", "none", "none", "none")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "--quiet", "--message", "one")
+    monkeypatch.setattr(module, "_ROOT", tmp_path.resolve())
+    return tmp_path, git("rev-parse", "HEAD")
+
+
+def test_any_change_of_the_code_is_dirty_and_new_results_are_not(repository, monkeypatch):
+    monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
+    folder, commit = repository
+    assert (provenance(CPU).commit, provenance(CPU).dirty) == (commit, "no")
+    (folder / "results").mkdir()
+    (folder / "results" / "new.csv").write_text("measured")
+    assert provenance(CPU).dirty == "no"
+    (folder / "untracked.py").write_text("code")
+    assert provenance(CPU).dirty == "yes"
+    (folder / "untracked.py").unlink()
+    (folder / "file").write_text("2")
+    assert provenance(CPU).dirty == "yes"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kernels/cuda/fused3s.cu",
+        "models/fast.py",
+        "training/step.py",
+        "common/timers.py",
+        "models/inference/batches.py",
+    ],
+)
+def test_sources_are_all_code_that_a_time_depends_on(repository, name):
+    (repository[0] / name).parent.mkdir(parents=True)
+    (repository[0] / name).write_text("int(1);")
+    before = module.sources.__wrapped__()
+    (repository[0] / name).write_text("int(2);")
+    assert module.sources.__wrapped__() != before
+
+
+def test_a_comment_makes_no_time_stale(repository):
+    (repository[0] / "models").mkdir()
+    path = repository[0] / "models" / "fast.py"
+    hashes = {path.write_text(text) and module.sources.__wrapped__() for text in ("a = 1", "a = 1  # one", "a = 2")}
+    assert len(hashes) == 2
+
+
+def test_a_copy_inside_another_repository_does_not_take_its_commit(repository, monkeypatch):
+    folder, _ = repository
+    (folder / "copy").mkdir()
+    monkeypatch.setattr(module, "_ROOT", (folder / "copy").resolve())
+    monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
+    assert (provenance(CPU).commit, provenance(CPU).dirty) == ("none", "none")
+
+
+@pytest.mark.parametrize(
+    ("given", "commit", "dirty"),
+    [("abc123", "abc123", "none"), ("abc123-clean", "abc123", "no"), ("abc123-dirty", "abc123", "yes")],
+)
+def test_the_environment_variable_has_commit_and_state(repository, monkeypatch, given, commit, dirty):
+    monkeypatch.setenv("FUSED3S_COMMIT", given)
+    assert (provenance(CPU).commit, provenance(CPU).dirty) == (commit, dirty)
+
+
+def test_a_malformed_variable_is_an_error(monkeypatch):
+    monkeypatch.setenv("FUSED3S_COMMIT", "abc123-modified")
+    with pytest.raises(ValueError, match="FUSED3S_COMMIT: got 'abc123-modified'; allowed are COMMIT, COMMIT-clean"):
+        provenance(CPU)
+
+
+@pytest.mark.gpu
+def test_gpu_is_named():
+    found = provenance(torch.device("cuda", 0))
+    assert found.device == torch.cuda.get_device_name(0)
+    assert found.driver != "none"

@@ -1,0 +1,199 @@
+"""A model over all batches of a collection against the same model on DGL's batch of all graphs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from reference_room import CalledAgain, ReferenceRoom
+
+import data
+from data.csr_batches import CsrBatches
+from fused3s import plan_attention
+from models import Execution, GraphTransformer, prepare_execution
+from models.fast import choose_dense
+from models.inference.batches import eager_passes, replays, run_pass
+from models.padded_batches import PaddedBatches, make_room, padding_refused
+
+CPU, HEADS = torch.device("cpu"), 2
+
+
+@pytest.fixture
+def collection(tmp_path):
+    """A function that gives 37 graphs of 1 to 12 nodes, some without an edge, with changes of their description."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 13, 37)
+    edges = rng.integers(0, 30, 37) * (sizes > 1)
+    u, v = rng.integers(0, np.repeat(sizes, edges), (2, edges.sum()))
+    feat = rng.normal(size=(sizes.sum(), 5))
+    np.savez(tmp_path / "c.npz", node_counts=sizes, edge_counts=edges, u=u, v=v, feat=feat)
+
+    def collection(codes=False, **changes):
+        loaded = data.load("mine", path=tmp_path / "c.npz", batch_size=None)
+        if codes:
+            loaded.node_data["feat"] = torch.from_numpy(rng.integers(0, 4, (int(sizes.sum()), 2)))
+        return dataclasses.replace(loaded, meta=dataclasses.replace(loaded.meta, **changes))
+
+    return collection
+
+
+def model_for(task="graph", **options):
+    torch.manual_seed(0)
+    sizes = {"in_features": 5, "num_classes": 3, "dim": 16, "heads": 2, "blocks": 2} | options
+    return GraphTransformer(task=task, **sizes).eval()
+
+
+def reference_plan(graph, device=CPU, **options):
+    return plan_attention(graph, backend="reference", device=device, **options)
+
+
+def logits_of_all(passes, device=CPU):
+    """Logits of all graphs in their order, and the pass."""
+    rows, parts = [0], []
+
+    def take(batch, logits):
+        assert batch.first_row == rows[-1]
+        rows.append(batch.last_row)
+        parts.append(logits.clone())
+
+    with torch.inference_mode():
+        one = run_pass(passes, take, device)
+    return torch.cat(parts), one
+
+
+def gpu():
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def expected_of(model, loaded, **options):
+    with torch.inference_mode():
+        plan = reference_plan(loaded.graph, model.device, **options)
+        return model(model.prepare(loaded.graph, plan)).float().cpu()
+
+
+def padded_batches(loaded, model, room=ReferenceRoom, device=CPU):
+    graphs = CsrBatches(loaded, 8, device)
+    size = graphs.largest_size([np.arange(each.first, each.last) for each in graphs.ranges()])
+    shape = {"device": device, "dtype": model.dtype, "head_dim": model.head_dim, "num_heads": HEADS}
+    return graphs, PaddedBatches(graphs, size, model, room((size.rows, size.rows), size.edges, **shape))
+
+
+@pytest.mark.parametrize(("task", "pos_enc", "by_thread"), [("graph", 0, True), ("node", 0, False), ("graph", 3, True)])
+def test_batches_predict_what_the_whole_predicts(collection, task, pos_enc, by_thread):
+    loaded, model = collection(task=task), model_for(task, pos_enc=pos_enc)
+    batches = CsrBatches(loaded, 8, CPU)
+    for _ in range(2):
+        found, one = logits_of_all(eager_passes(batches, model, reference_plan, model, by_thread=by_thread))
+        torch.testing.assert_close(found, expected_of(model, loaded), atol=2e-5, rtol=0)
+    assert len(one.forward) == 5
+    assert 0 < sum(one.forward) / 1e3 < one.seconds
+
+
+@pytest.mark.parametrize("form", ["bias", "stream"])
+def test_edge_features_in_batches(collection, form):
+    torch.manual_seed(1)
+    loaded = collection()
+    loaded.edge_data["feat"] = torch.randint(0, 4, (len(loaded.columns), 1))
+    model = model_for(edge_features=form, edge_in_features=(4,))
+
+    def plan(graph):
+        return reference_plan(graph, edge_data=True)
+
+    found, _ = logits_of_all(eager_passes(CsrBatches(loaded, 8, CPU), model, plan, model, by_thread=False))
+    torch.testing.assert_close(found, expected_of(model, loaded, edge_data=True), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_an_error_in_a_batch_ends_the_pass(collection, by_thread):
+    calls = []
+
+    def plan(graph):
+        calls.append(graph)
+        if len(calls) == 3:
+            raise ValueError("the third batch")
+        return reference_plan(graph)
+
+    model = model_for()
+    with pytest.raises(ValueError, match="the third batch"):
+        logits_of_all(eager_passes(CsrBatches(collection(), 8, CPU), model, plan, model, by_thread=by_thread))
+
+
+@pytest.mark.parametrize(("task", "codes"), [("graph", True), ("node", False)])
+def test_padded_batches_predict_what_the_whole_predicts(collection, task, codes):
+    loaded = collection(codes, task=task)
+    model = model_for(task, in_features=(4, 4) if codes else 5)
+    graphs, padded = padded_batches(loaded, model)
+    padded.load(np.arange(8))
+    again = CalledAgain(lambda: model(padded.inputs()), CPU)
+    execution = Execution(model, padded.inputs(), choose_dense(model, "plain"), again, "")
+    for _ in range(2):
+        found, _ = logits_of_all(replays(graphs, padded, execution))
+        torch.testing.assert_close(found, expected_of(model, loaded), atol=2e-5, rtol=0)
+    assert padded.room.fills == 2 + 2 * 5
+
+
+def test_graphs_that_do_not_fit_are_not_loaded(collection):
+    _, padded = padded_batches(collection(), model_for())
+    padded.load(np.arange(3))
+    before = padded.ids.clone()
+    assert before.tolist() == [0, 1, 2, *[37] * 5]
+    assert not padded.load(np.arange(9))
+    assert torch.equal(padded.ids, before)
+
+
+@pytest.mark.parametrize(
+    ("backend", "reorder", "options", "reason"),
+    [
+        ("csr_unfused", "none", {}, "backend is csr_unfused"),
+        ("fused3s", "communities", {}, "reorder = 'communities'"),
+        ("fused3s", "none", {"edge_features": "stream", "edge_in_features": 3}, "a stream of edges"),
+        ("fused3s", "none", {"edge_features": "bias", "edge_in_features": 3}, None),
+        ("fused3s", "none", {}, None),
+    ],
+)
+def test_the_reason_against_padded_batches_is_given(collection, backend, reorder, options, reason):
+    found = padding_refused(model_for(**options), backend, reorder, CsrBatches(collection(), 8, CPU))
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kept_share", "by_thread"), [(0.5, False), (0.0, True)])
+def test_gpu_batches_predict_what_the_whole_predicts(collection, monkeypatch, kept_share, by_thread):
+    monkeypatch.setattr("data.csr_batches.KEPT_SHARE", kept_share)
+    loaded, model = collection(), model_for(dim=64).to(gpu(), torch.float16)
+    batches = CsrBatches(loaded, 3, gpu())
+    assert batches.kept_on.type == ("cuda" if kept_share else "cpu")
+
+    def plan(graph):
+        return plan_attention(graph, backend="fused3s", device=gpu(), dtype=torch.float16, head_dim=32, num_heads=2)
+
+    stream = torch.cuda.Stream(gpu(), priority=-1)
+    arrays = [each for each in batches._arrays.values() if each.is_cuda]
+    complete = [each.clone() for each in arrays]
+    for each in arrays:
+        each.fill_(1)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(100_000_000)  # the arrays are complete long after the first pass is queued
+    for each, values in zip(arrays, complete, strict=True):
+        each.copy_(values)
+    for _ in range(5):
+        passes = eager_passes(batches, model, plan, model, stream, by_thread=by_thread)
+        found, _ = logits_of_all(passes, gpu())
+        torch.testing.assert_close(found, expected_of(model, loaded), atol=1e-2, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", ["graph", "node"])
+def test_gpu_one_cuda_graph_serves_all_batches(collection, task):
+    loaded = collection(task=task)
+    model = model_for(task, dim=64).to(gpu()).cast(torch.float16)
+    graphs = CsrBatches(loaded, 8, gpu())
+    size = graphs.largest_size([np.arange(each.first, each.last) for each in graphs.ranges()])
+    shape = {"device": gpu(), "dtype": torch.float16, "head_dim": model.head_dim, "num_heads": HEADS}
+    with torch.inference_mode():
+        padded = PaddedBatches(graphs, size, model, make_room(size, backward=False, **shape))
+        padded.load(np.arange(8))
+        execution = prepare_execution(model, padded.inputs, backend="fused3s", dense="plain", cuda_graph=True)
+    for _ in range(2):
+        found, _ = logits_of_all(replays(graphs, padded, execution), gpu())
+        torch.testing.assert_close(found, expected_of(model, loaded), atol=1e-2, rtol=0)

@@ -1,0 +1,153 @@
+"""Times of the regions of a forward pass."""
+
+import json
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common.timers import Spread, times_inside
+from data.dgl import import_dgl
+from fused3s import plan_attention
+from models import GraphTransformer, prepare_execution
+from models.inference.model_regions import REGIONS, save_trace, time_attention, time_eager, time_regions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+
+
+def prepared(device=CPU, dtype=torch.float32, delay=0.0, **options):
+    torch.manual_seed(0)
+    source, destination = torch.randint(0, 50, (2, 300))
+    graph = import_dgl().graph((source, destination), num_nodes=50)
+    graph.ndata["feat"] = torch.randn(50, 6)
+    model = GraphTransformer(in_features=6, num_classes=3, dim=64, blocks=3).to(device, dtype).eval()
+    plan = plan_attention(graph, backend="fused3s" if device.type == "cuda" else "reference", device=device)
+
+    def slow(q, k, v, **options):
+        time.sleep(delay)
+        return v.contiguous()
+
+    attention = slow if delay else plan
+
+    with torch.inference_mode():
+        return prepare_execution(model, model.prepare(graph, attention), backend=plan.backend, **options)
+
+
+@torch.inference_mode()
+def test_time_in_attention_is_of_all_blocks_of_a_pass():
+    run = prepared(delay=0.02)
+    spread = Spread.of(times_inside(run.eager, run.inputs.attention, device=CPU, repeats=3)[0])
+    assert 60 <= spread.median < 120
+    assert spread.repeats == 3
+
+
+@torch.inference_mode()
+def test_a_graphs_attention_is_timed_alone_without_a_pass_around_it():
+    calls = []
+
+    def attention(q, k, v, **options):
+        calls.append(q.shape)
+        time.sleep(0.02)
+        return v.contiguous()
+
+    run = prepared()
+    run = replace(run, inputs=replace(run.inputs, attention=attention), captured=SimpleNamespace(replay=run.eager))
+    spread = time_attention(run, device=CPU, repeats=3)
+    assert calls == [(50, 1, 64)] * 3
+    assert 60 <= spread.median < 120  # of all three blocks
+
+
+@torch.inference_mode()
+def test_short_eager_passes_are_timed_apart_from_the_attention_in_them():
+    forward, inside = time_eager(prepared(delay=0.04), device=CPU, repeats=4, first=None)
+    assert (len(forward.medians) * 4, len(inside.medians) * 2) >= (8, 4)
+    assert 120 <= inside.spread.median <= forward.spread.median * 1.1
+
+
+@torch.inference_mode()
+def test_one_long_eager_pass_gives_its_time_and_that_of_its_attention():
+    calls = []
+
+    def attention(q, k, v, **options):
+        calls.append(1)
+        time.sleep(0.02)
+        return v.contiguous()
+
+    run = prepared()
+    run = replace(run, inputs=replace(run.inputs, attention=attention))
+    forward, inside = time_eager(run, device=CPU, repeats=1, first=[1e6])
+    assert forward.medians[0] == 1e6
+    assert len(calls) == 3 * inside.spread.repeats == 3 * (len(forward.medians) - 1)
+    assert 60 <= inside.spread.median < forward.spread.median < 120
+
+
+@torch.inference_mode()
+def test_regions_cover_the_pass_and_find_where_the_time_is():
+    run = prepared(delay=0.02)
+    run.run()
+    regions = time_regions(run, eager_ms=0.0, device=CPU, repeats=2)
+    assert list(regions) == [r for r in REGIONS if r not in ("edges", "dense", "launch gaps")]
+    assert 60 <= regions["attention"].median < 120
+    assert max(spread.median for name, spread in regions.items() if name != "attention") < 30
+
+
+@torch.inference_mode()
+def test_the_edge_stream_is_a_region_of_its_own():
+    torch.manual_seed(0)
+    graph = import_dgl().graph((torch.randint(0, 50, (300,)), torch.randint(0, 50, (300,))), num_nodes=50)
+    graph.ndata["feat"], graph.edata["feat"] = torch.randn(50, 6), torch.randn(300, 2)
+    options = {"edge_features": "stream", "edge_in_features": 2}
+    model = GraphTransformer(in_features=6, num_classes=3, dim=64, blocks=3, **options).eval()
+    plan = plan_attention(graph, backend="reference", device=CPU, edge_data=True)
+    run = prepare_execution(model, model.prepare(graph, plan), backend="reference", dense="plain")
+    for block in model.edge_blocks:
+        block.project.register_forward_hook(lambda *_: time.sleep(0.02))
+    regions = time_regions(run, eager_ms=0.0, device=CPU, repeats=2)
+    assert list(regions) == [r for r in REGIONS if r not in ("dense", "launch gaps")]
+    assert 60 <= regions["edges"].median < 120
+
+
+@torch.inference_mode()
+def test_parts_that_are_no_modules_are_one_region(compiles_eagerly):
+    run = prepared(dense="compiled")
+    run.run()
+    regions = time_regions(run, eager_ms=0.0, device=CPU, repeats=1)
+    assert list(regions) == ["embedding", "qkv", "attention", "dense", "readout"]
+
+
+@torch.inference_mode()
+def test_marks_leave_nothing_behind():
+    run = prepared()
+    before = run.run()
+    time_regions(run, eager_ms=0.0, device=CPU, repeats=1)
+    assert all(not module._forward_hooks for module in run.model.modules())
+    assert torch.equal(run.run(), before)
+
+
+@torch.inference_mode()
+def test_trace_names_passes_and_attention(tmp_path):
+    save_trace(prepared(), tmp_path / "deeper" / "trace.json", passes=2)
+    names = [event.get("name") for event in json.loads((tmp_path / "deeper" / "trace.json").read_text())["traceEvents"]]
+    assert names.count("forward pass, eager") == 2
+    assert names.count("attention") == 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dense", ["plain", "auto"])
+@torch.inference_mode()
+def test_gpu_regions_add_up_to_the_eager_pass(dense):
+    device = torch.device("cuda", torch.cuda.current_device())
+    run = prepared(device, torch.float16, dense=dense)
+    run.run()
+    regions = time_regions(run, eager_ms=100.0, device=device, repeats=3)
+    assert sum(spread.median for spread in regions.values()) == pytest.approx(100.0, rel=0.05)
+    assert all(spread.median > 0 for spread in regions.values())
+    assert regions["launch gaps"].median > 50  # such a small graph keeps the GPU busy for less than a millisecond
+    _, inside_eager = time_eager(run, device=device, repeats=10, first=None)
+    captured = prepared(device, torch.float16, dense=dense, cuda_graph=True)
+    inside_graph = time_attention(captured, device=device, repeats=5)
+    assert 0 < inside_graph.median < inside_eager.spread.median  # without waiting for launches
