@@ -2,6 +2,7 @@
 
 from bench import (
     backward,
+    doors,
     float32,
     format_build,
     kernels,
@@ -32,6 +33,7 @@ MEASURES = {
     "end_to_end": Measure(models.cases, models.measure, features=True),
     "training": Measure(training.cases, training.measure, features=True),
     "layers": Measure(layers.cases, layers.measure, begin=layers.begin),
+    "doors": Measure(doors.cases, doors.measure, device="any"),
     "plans": Measure(plans.cases, plans.measure, finished=("ok", "unchecked", "unsupported", "oom")),
     "preprocessing": Measure(format_build.cases, format_build.measure, device="both", finished=("unchecked",)),
     "parallel": Measure(parallel.cases, parallel.measure, device="any"),

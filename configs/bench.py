@@ -38,6 +38,7 @@ KEY_WEIGHTS = ("log_weight", "log_weight_bias")  # of sphere: the key's quadratu
 NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
 NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
 
+DOORS = ("mesh", "weather", "driving", "relational")  # groups of users, see `bench.doors`
 GROUPED = ("heads", "nsa")  # benchmarks that take shapes with fewer KV heads
 ONE_HEAD = ("1x64", "1x128", "1x256")
 # Keys that a benchmark reads beside SHARED, with their defaults; ... has none.
@@ -68,9 +69,10 @@ KEYS: dict[str, dict[str, Any]] = {
     | {"launches": ("eager", "cuda_graph")},
     "peak_rates": {"repeats": 20},
     "stability": {},
+    "doors": {"groups": DOORS, "size": "full", "repeats": 5, "seed": 0},
 }
 # Keys that change a value without being in its row: their hash is the row's `config_sha`.
-SETTINGS = ("repeats", "budget_ms", "seconds", "seed", "scale", "pool", "steps")
+SETTINGS = ("repeats", "budget_ms", "seconds", "seed", "scale", "pool", "steps", "size")
 
 List = Field(max_length=1000, strict=False)  # YAML has lists and no tuples
 Names = Annotated[tuple[str, ...], List]
@@ -124,7 +126,7 @@ class Workload(Section):
 
     graph: str = Field(min_length=1)  # data set
     layer: Literal["transformer", "gat", "gatv2"] = "transformer"  # of PyG, and ours in its place
-    edge_dim: int | None = Field(default=None, ge=1, le=16)  # columns of edge features, random numbers
+    edge_dim: int | None = Field(default=None, ge=1, le=256)  # columns of edge features, random numbers
     batch: Count | None = None  # small graphs of a step
     seeds: Count | None = None
     # Neighbours that are drawn for each node, with replacement and without repeated edges; the seeds' come first, as
@@ -176,6 +178,8 @@ class BenchConfig(Section):
     method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
     # Of passes of several ranks: eager, cuda_graph. Of steps of layers: eager, compiled, reduce_overhead.
     launches: Annotated[tuple[Literal["eager", "cuda_graph", "compiled", "reduce_overhead"], ...], List] = ()
+    groups: Annotated[tuple[Literal[DOORS], ...], List] = ()  # of DOORS
+    size: Literal["full", "small"] = "full"  # of their inputs; small: those that outputs are checked with
     cpu_edges: int = Field(default=0, ge=0)  # of the largest graph whose format is also built on the CPU
     repeats: int = Field(default=1, ge=1, le=10**6)  # timed intervals, passes of a round, or calls; fewer of long ones
     budget_ms: Positive = 1.0  # of a round of passes, or of a row of steps: fewer of slow ones

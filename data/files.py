@@ -142,14 +142,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, content
 
 
-def _form(path: Path) -> tuple[str, list[str] | None]:
-    """Separator of the columns, and the cells of a header: a first line without a number in its first two."""
+def _form(path: Path) -> tuple[str, list[str], bool]:
+    """Separator of the columns, cells of the first line, and whether it is a header: no number in the first two."""
     _, first = next(_lines(path), (0, ""))
     separator = next((one for one in ";,\t" if one in first), r"\s+")
     if separator == "\t" and path.name.lower().endswith((".txt", ".txt.gz")):
         separator = r"\s+"
-    cells = _cells(first, separator)
-    return separator, None if any(map(ID.fullmatch, cells[:2])) else [cell.strip().lower() for cell in cells]
+    cells = [cell.strip().lower() for cell in _cells(first, separator)]
+    return separator, cells, not any(map(ID.fullmatch, cells[:2]))
 
 
 def _cells(line: str, separator: str) -> list[str]:
@@ -161,14 +161,15 @@ def _read_columns(path: Path) -> np.ndarray:
 
     if (size := path.stat().st_size) > LARGE_TEXT:
         logger.info("%s: reading %.1f GB of text", path, size / 1e9)
-    separator, header = _form(path)
+    separator, cells, has_header = _form(path)
     ends = [0, 1]  # columns of the query and the key
-    if named := next((names for names in ENDS if {*names} <= {*(header or ())}), None):
-        ends = [*map(header.index, named)]
+    if named := next((names for names in ENDS if {*names} <= {*cells}), None):
+        ends = [*map(cells.index, named)]
         logger.info("%s: a %s attends to its %s, as the header names them", path, *named)
-    if unread := [name for nth, name in enumerate(header or ()) if nth not in ends]:
-        logger.warning("%s: the columns %s are not read: an edge has no value", path, ", ".join(unread))
-    options = {"sep": separator, "comment": "#", "header": None if header is None else 0, "encoding": "utf-8-sig"}
+    if unread := [nth for nth in range(len(cells)) if nth not in ends]:
+        names = [cells[nth] if has_header else str(nth + 1) for nth in unread]
+        logger.warning("%s: not read, as an edge has no value: column %s", path, ", ".join(names))
+    options = {"sep": separator, "comment": "#", "header": 0 if has_header else None, "encoding": "utf-8-sig"}
     try:
         pairs = pd.read_csv(path, usecols=ends, engine="c", low_memory=False, **options)
         pairs = pairs if ends[0] < ends[1] else pairs.iloc[:, ::-1]
@@ -177,15 +178,15 @@ def _read_columns(path: Path) -> np.ndarray:
     except pd.errors.EmptyDataError:
         return np.empty((0, 2), np.int64)
     except ValueError:
-        _check_lines(path, separator, header, ends)
+        _check_lines(path, separator, has_header, ends)
         raise
-    _check_lines(path, separator, header, ends)
+    _check_lines(path, separator, has_header, ends)
     return pairs.to_numpy().astype(np.int64)  # such as 1.0
 
 
-def _check_lines(path: Path, separator: str, header: list[str] | None, ends: list[int]) -> None:
+def _check_lines(path: Path, separator: str, has_header: bool, ends: list[int]) -> None:
     """Raise a ValueError that names the first line without two ids."""
-    for number, line in islice(_lines(path), int(header is not None), None):
+    for number, line in islice(_lines(path), int(has_header), None):
         ids = [cell for nth, cell in enumerate(_cells(line, separator)) if nth in ends]
         if len(ids) < 2 or not all(ID.fullmatch(cell) for cell in ids):
             raise ValueError(

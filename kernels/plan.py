@@ -16,13 +16,13 @@ from .runtime.semaphores import is_capturing
 from .runtime.streams import Made
 from .terms.dropout import Dropout, make_dropout
 from .terms.edge_data import (
-    MAX_FEATURES,
     BoundEdges,
     EdgeData,
     belongs_to_edges,
     bind,
     cast_floats,
     check_edges,
+    padded_columns,
     score_shape,
 )
 from .terms.edge_groups import bind_groups, edges_of_call, groups_of
@@ -417,10 +417,8 @@ class AttentionPlan:
                 got = f"{tensor.shape[0]} entries on {tensor.device}"
                 raise ValueError(f"{name}: got {got}, but {length} on {self.device} are needed; {anew}")
         if (features := edges.padded_features) is not None:
-            # Kernels read rows of MAX_FEATURES; layers bind wider ones to backends of plain torch.
-            widest = edges.num_features if REGISTRY[self.backend].autograd else 0
-            width = max(widest, MAX_FEATURES)
-            if features.shape[1:] != (width,) or edges.num_features > width:
+            width = padded_columns(edges.num_features)
+            if features.shape[1:] != (width,):
                 got = f"shape {tuple(features.shape)} with num_features={edges.num_features}"
                 raise ValueError(f"padded_features: got {got}; [nnz, {width}] is needed; {anew}")
         if edges.types is not None and (edges.checked_types is None or edges.types is not edges.checked_types[0]):

@@ -74,7 +74,7 @@ def lines(data: Data, where: Where, x: str) -> Figure | None:
     """
     rows = data.pick(where)
     rows = rows[rows["status"].isin(COUNTED)]
-    panels = [*rows.groupby(["dataset", "blocks", "dim", "recipe", "metric"])]
+    panels = [*rows.groupby(["label", "blocks", "dim", "recipe", "metric"])]
     if not panels:
         return None
     columns = min(4, len(panels))
@@ -87,8 +87,8 @@ def lines(data: Data, where: Where, x: str) -> Figure | None:
             axes.plot(line[x], line["value"], label=f"{series}, {dtype}, n = {line['repeats'].max()}", **style)
             axes.fill_between(line[x], line["p10"], line["p90"], color=on.colour(series), alpha=0.12, linewidth=0)
         axes.set_xlabel(x)
-        dataset, blocks, dim, _, metric = names
-        title = [f"{dataset}, {blocks} x {dim}", f"{metric.removeprefix('valid_')}, validation"]
+        label, blocks, dim, _, metric = names
+        title = [f"{label}, {blocks} x {dim}", f"{metric.removeprefix('valid_')}, validation"]
         if len(labels := axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(fontsize=6, loc="best")
         else:
@@ -282,7 +282,7 @@ def paper_bars(data: Data, spec: PaperBars) -> Figure | None:
             over = {series: _ratios(data, where, {"series": series}, spec.subject) for series in spec.over}
             texts, first = _captions(spec, panel.caption, over)
             also = "on real ones; " * (";" in "".join(texts)) + "in the paper"
-            title = f"{title} Fused3S over each, on all graphs [{also}]:\n{', '.join(texts)}"
+            title = f"{title} the paper's kernel over each, on all graphs [{also}]:\n{', '.join(texts)}"
             message = message or {"device": device, **first}
         axes.set_title(title, size=6.5, loc="left")
     if "ours" not in message:

@@ -88,8 +88,8 @@ def drawn_files(data: Data, kind: str = "png", names: Iterable[str] | None = Non
     "hero",
     "hero_{device}",
     "Speed-up of fused3s over other kernels, real graphs, d = 128",
-    "Ring: the best other kernel on a graph; line: their geometric mean. Isolated launches (left) and back to back "
-    "(right), L2 warm. FlexAttention and padded dense attention are slower on each graph and not drawn. Other kernels "
+    "Ring: the best other kernel on a graph; line: their geometric mean. Left: isolated launches, right: back "
+    "to back, L2 warm. FlexAttention and padded dense attention are slower on each graph and not drawn. Other kernels "
     "are implemented in this repository, PyG's excepted",
 )
 def hero(data: Data) -> Figure | None:
@@ -112,13 +112,13 @@ def hero(data: Data) -> Figure | None:
 
 
 BARS = {"F3S_splitR": "F3S_splitR", "F3S_splitC": "F3S_splitC", "F3S_reorderRW": "F3S_reorderRW"}
-BARS |= {"fused3s_paper": "F3S_permuteQKV (Fused3S)", "flashsparse_naive": "FlashSparse_naive_softmax"}
+BARS |= {"fused3s_paper": "F3S_permuteQKV (the paper's kernel)", "flashsparse_naive": "FlashSparse_naive_softmax"}
 BARS |= {"flashsparse_stable": "FlashSparse_stable_softmax", "dfgnn_hyper": "DF-GNN_hyper", "pyg": "PyG"}
 OVER = {"dfgnn_tiling": "DF-GNN_tiling", "dfgnn_hyper": "DF-GNN_hyper", "flashsparse_naive": "FlashSparse_naive"}
 OVER |= {"flashsparse_stable": "FlashSparse_stable", "pyg": "PyG"}
 KERNELS_NOTE = (
     "d = {dim}, fp32 output, back to back, L2 warm; PyG and DF-GNN compute in fp32. Mean: geometric, of the graphs on "
-    "which all ran. refused: too many edges a row for shared memory. The paper's values: d = 128; OOM in (b) as it "
+    "which all ran. refused: rows too long for shared memory. The paper's values: d = 128; OOM in (b) as it "
     "draws it"
 )
 
@@ -141,7 +141,7 @@ def kernels_of_the_paper(
         log=bottom,
         caption=f"Figure {number}(b)",
     )
-    found = "Fused3S is {ours} as fast as DF-GNN_tiling on {device} ({paper} in the paper)"
+    found = "fused3s_paper is {ours} as fast as DF-GNN_tiling on {device} ({paper} in the paper)"
     title = f"Figure {number}, {graphs_name}: {found}"
     return paper_bars(data, PaperBars(title, graphs, [dim], BARS, "fused3s_paper", OVER, [here, there]))
 
@@ -169,18 +169,19 @@ def fig7_sm_activity(data: Data) -> Figure | None:
 @figure(
     "fig8_end_to_end",
     "fig8_end_to_end_{dtype}",
+    in_git=[{"dtype": "float32"}, {"dtype": "float16"}],
     note="10 blocks, {dtype} outside attention, eager. Labels: milliseconds; ~: bound by the CPU, in no mean. cuSPARSE "
     "(csr_unfused) stands for DGL. The paper gives means alone. Mean: geometric, of the graphs with a d on which all "
     "ran, each its own mean over d. Peptides-struct has the edges of Peptides-func",
 )
 def fig8_end_to_end(data: Data, dtype: str = "float32") -> Figure | None:
-    title = "Figure 8, whole Graph Transformer: with Fused3S {ours} as fast as with cuSPARSE on {device} "
+    title = "Figure 8, whole Graph Transformer: with fused3s_paper {ours} as fast as with cuSPARSE on {device} "
     title += "({paper} over DGL in the paper)"
     where = of.MODEL | of.EAGER | {"group": {"not": ["twin"]}, "dtype": dtype, "out_dtype": ["float32", "float16"]}
     bars = {"csr_unfused": "cuSPARSE, for DGL", "dfgnn_tiling": "DF-GNN_tiling", "dfgnn_hyper": "DF-GNN_hyper"}
-    bars |= {"flashsparse_naive": "FlashSparse_naive_softmax", "fused3s_paper": "Fused3S"}
+    bars |= {"flashsparse_naive": "FlashSparse_naive_softmax", "fused3s_paper": "fused3s_paper"}
     bars = {f"{name} plain": text for name, text in bars.items()}
-    over = {name: text.removesuffix("_naive_softmax") for name, text in bars.items() if text != "Fused3S"}
+    over = {name: text.removesuffix("_naive_softmax") for name, text in bars.items() if text != "fused3s_paper"}
     dgl = {"series": "csr_unfused plain"}
     speed_up = Panel(
         "(c) {device}:", 2.8, "speed-up over cuSPARSE", where, dgl, None, 0.5, "Figure 8(c)", milliseconds=True
@@ -242,13 +243,13 @@ def waterfall_of_the_model(data: Data, dim: int = 128) -> Figure | None:
     "scale",
     "scale_{device}",
     "Training step of three layers (8 heads x 16 columns), 200,000 nodes, float32",
-    "Degrees of a power law; host and optimiser included. Crosses: out of memory, or an error of the compiled model",
+    "Power-law graphs; host and optimiser included. Crosses: out of memory or error of compiled PyG",
 )
 def scale(data: Data) -> Figure | None:
     where = {"bench": "layers", "variant": of.SIZES} | of.FP32
     series = [
-        (on.OTHER, of.EAGER | {"backend": "pyg"}, "PyG"),
-        (on.colour("pyg"), {"launch": "compiled", "backend": "pyg"}, "PyG, torch.compile"),
+        (on.OTHER, of.EAGER | {"backend": "pyg"}, "eager PyG"),
+        (on.colour("pyg"), {"launch": "compiled", "backend": "pyg"}, "compiled PyG"),
         (on.colour("fused3s"), of.EAGER | {"backend": "auto"}, "fused3s.nn"),
     ]
     panels = {"time of a step, ms": (of.TIME, 1), "peak memory, GiB": ({"metric": "peak_memory"}, 2**-10)}
@@ -260,21 +261,3 @@ def learning_curves(data: Data) -> Figure | None:
     scores = ("accuracy", "balanced_accuracy", "f1", "rocauc", "ap", "mae", "rmse")
     where = {"bench": "train", "metric": [f"valid_{score}" for score in scores], "epoch": {"least": 1}}
     return lines(data, where, "epoch")
-
-
-@figure(
-    "sphere",
-    "sphere_{region}_{device}",
-    "Attention on the sphere, {region} pass, one head of 64 columns, fp16",
-    "torch-harmonics 0.9.3 was measured at another time. weight: log of the key's quadrature weight in the score",
-    in_git=[{"region": "forward"}, {"region": "backward"}],
-)
-def sphere(data: Data, region: str = "forward") -> Figure | None:
-    where = {"bench": "sphere", "metric": "kernel_time", "region": region, "heads": 1, "dim": 64}
-    series = [
-        ("torch_harmonics", of.SPHERE_CODES, "torch-harmonics"),
-        ("fused3s", of.OURS | {"edges": "log_weight_bias"}, "fused3s, weight by edge"),
-        ("fused3s", of.OURS | {"edges": "log_weight"}, "fused3s, weight by key"),
-        ("fused3s", of.OURS | {"edges": "none"}, "fused3s, no weight"),
-    ]
-    return times(data, where, "sum of kernel durations", series)

@@ -30,7 +30,7 @@ SCORES = """
 
 The metric on the test split over seeds, mean ± standard error; its difference from `reference` in float32, of
 independent runs and of runs with the same seed. Recipe: the first digits of a hash of the configuration without seed.
-{provenance}.
+Rebuilt: MoleculeNet's table through RDKit, 41,112 of ogb's 41,127 molecules, with a computed split. {provenance}.
 
 {changes}
 

@@ -69,9 +69,6 @@ def _codes() -> pd.DataFrame:
     names = {"one head": "published_codes_nvidia-h200.csv", "sphere": "published_codes_sphere.csv"}
     times = pd.concat([pd.read_csv(FOLDER / file).assign(config=name) for name, file in names.items()])
     times = times.fillna({"heads": 1, "region": NONE, "device": "NVIDIA H200"}).astype({"heads": int})
-    case = ["code", "graph", "heads", "dim", "region"]
-    twice = times.duplicated(case) & (times["code"] != "Turbo-GNN")  # it has two settings
-    times = times[~twice]
     graph = pd.read_csv(FOLDER / "published_codes_graphs.csv").set_index("graph")
     of = graph.loc[times["graph"]].reset_index(drop=True)
     kinds = {"molecules": 2, "surrogate": 2}

@@ -3,7 +3,7 @@
 Beside the columns of `common.records.Row` the frame has
 
     kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
-    label    name of the graph, with its kind unless that is real: "reddit (synthetic)"
+    label    name of the graph, with its kind unless that is real, or "rebuilt": "reddit (synthetic)"
     group    single, batched, masks, huge or sphere: the figure that shows the graph; "more" for any other; "twin": a
              synthetic graph whose original was measured on the same device
     epoch    of a region "epoch 12", else NaN
@@ -23,16 +23,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from common.records import NONE, Provenance, Row, read_rows
+from common.records import NONE, OUTCOME, Provenance, Row, read_rows
 from configs import load
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent
 # A later row with the same values in these columns supersedes an earlier one.
-OUTCOME = {"order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power", "status", "reason"}
-OUTCOME |= {"relative_error", "note", "config", "config_sha", "data_source", "nodes", "graphs", "work"}
-OUTCOME |= {*Provenance.model_fields}
-IDENTITY = ["device", *(name for name in Row.model_fields if name not in OUTCOME)]
+OTHERS = {*Provenance.model_fields, *OUTCOME, "config", "config_sha", "data_source", "nodes", "graphs", "work"}
+IDENTITY = ["device", *(name for name in Row.model_fields if name not in OTHERS)]
 REORDERED = {NONE: "", "auto": "+reorder"}
 
 
@@ -87,6 +85,7 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
     kinds[kinds == "file"] = np.where(table["data_sha256"].isin(list(known["files"])), "real", "file")[kinds == "file"]
     kinds[table["data_sha256"].isin(list(known["surrogates"]))] = "surrogate"
     kinds[kinds == "official"] = "real"
+    words = kinds.mask(table["data_sha256"].isin(list(known["rebuilt"])), "rebuilt")
     named = [*known["groups"].items()]
     members = [table["dataset"].isin([*(some.values() if isinstance(some, dict) else some)]) for _, some in named]
     mode = table["dense"] + np.where(table["launch"] == "cuda_graph", "+graph", "")
@@ -96,7 +95,7 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
     twins = (kinds == "synthetic") & graphs.isin(graphs[kinds == "real"])
     return table.assign(
         kind=kinds,
-        label=table["dataset"].where(kinds == "real", table["dataset"] + " (" + kinds + ")"),
+        label=table["dataset"].where(words == "real", table["dataset"] + " (" + words + ")"),
         group=np.where(twins, "twin", np.select(members, [group for group, _ in named], "more")),
         epoch=pd.to_numeric(table["region"].str.extract(r"^epoch (\d+)$", expand=False)),
         batch=np.where(table["graphs"] > 1, "batched", "single"),

@@ -45,3 +45,4 @@ FIGURE_6 = ["zinc", "pascalvoc-sp", "coco-sp", "peptides-func", "ogbg-molhiv", "
 FIGURE_8 = ["ogbn-arxiv", "igb-small", "reddit", "ogbn-products", "amazon-products"]
 FIGURE_8 += ["zinc", "peptides-func", "coco-sp", "pascalvoc-sp"]
 MODEL_32 = MODEL | EAGER | FP32 | {"dataset": FIGURE_8, "dim": [64, 128, 256]}
+MODEL_16 = MODEL_32 | {"dtype": "float16", "out_dtype": "float16"}

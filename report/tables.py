@@ -333,41 +333,23 @@ ON_ARXIV = {"dataset": "ogbn-arxiv"}
 @table("Shapes of heads (heads x columns)")
 def heads(data: Data) -> Grid:
     """Slow-down of `fused3s` relative to one head of the same total width, or to one call per head: geometric mean over
-    n graphs (surrogate included), and the worst graph. Then milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to
-    back."""
-    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16))
-    lines = {f"{name} over 1x128": line for name, line in lines.items()}
+    n graphs (surrogate included), and the worst graph. 16-byte loads do not fit heads of 10 and 13 columns. Then
+    milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to back."""
+    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16), (8, 10), (4, 13))
+    lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
     calls = shapes(SHAPE | MEASURED, (16, 64), (4, 128))
     lines |= {f"{name} over {line['heads']} calls of 1x{line['dim']}": line for name, line in calls.items()}
 
     def slow_down(data: Data, line: Where) -> str:
-        parts = line["heads"] if line["heads"] * line["dim"] > 128 else 1
-        one = {"heads": 1, "dim": line["dim"] if parts > 1 else 128}
+        total = line["heads"] * line["dim"]
+        parts = line["heads"] if total > 128 else 1
+        one = {"heads": 1, "dim": line["dim"] if parts > 1 else total}
         return over(HALF | one, HALF, partial(largest, parts=parts), HASH)(data, line)
 
     columns = {
         "slow-down": slow_down,
         "`fused3s`, ms": show(ON_ARXIV | HALF),
         "PyG, fp32, ms": show(ON_ARXIV | {"backend": "pyg"}),
-    }
-    return Grid("shape", lines, columns)
-
-
-@table("Heads that 16-byte loads do not fit")
-def packed_heads(data: Data) -> Grid:
-    """Slow-down of `fused3s` relative to one head of the same total width, fp16: geometric mean over n graphs
-    (surrogate included), and the worst graph, where KV tiles hold many edges and heads of odd width are padded. Then
-    milliseconds on ogbn-arxiv, back to back."""
-    lines = shapes(SHAPE | MEASURED | HALF, (8, 10), (4, 13))
-    lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
-
-    def slow_down(data: Data, line: Where) -> str:
-        one = {"heads": 1, "dim": line["heads"] * line["dim"]}
-        return over(one, {}, largest, HASH, newest=True)(data, line)
-
-    columns = {
-        "slow-down": slow_down,
-        "`fused3s`, ms": show(ON_ARXIV, newest=True),
     }
     return Grid("shape", lines, columns)
 
@@ -488,8 +470,8 @@ def model_ratios(data: Data) -> Grid:
 def training_steps(data: Data) -> Grid:
     """Forward, backward and AdamW of the 10-block model on a whole graph (d = 128, bf16 layers, float32 weights):
     milliseconds of `fused3s` with fused layers in a CUDA graph. Then the time of the same model run in another way,
-    divided by that: geometric mean over n graphs, and the graph with the least ratio. Steps with wrong gradients (PyG
-    in bf16 on musae-github) are left out."""
+    divided by that: geometric mean over n graphs, and the graph with the least ratio. Compiled: all but attention.
+    Steps with wrong gradients (PyG in bf16 on musae-github) are left out."""
     best = of.OURS | of.FUSED | of.GRAPH
     ways = {
         "PyG, plain, eager": of.EAGER | {"backend": "pyg", "dense": "plain"},
@@ -729,3 +711,39 @@ def scale(data: Data) -> Grid:
         for size in of.SIZES
     }
     return Grid("edges", lines, columns)
+
+
+# Attention of groups of users
+
+DOORS = {
+    "mesh, 4 x 64, 300,000 nodes, fp32": {"variant": "mesh"} | of.FP32,
+    "weather, 16 x 64, 11 edge columns, bf16": {"variant": "weather"},
+    "driving, six layers of 8 x 16, 128 edge columns, fp32": {"variant": "driving"},
+    "relational, 8 x 32, three masks, bf16": {"variant": "relational", "plan": "fixed"},
+    "the same, new masks in every pass": {"variant": "relational", "plan": "rebuilt"},
+}
+
+
+@table()
+def doors(data: Data) -> Grid:
+    """Forward pass and all gradients of attention as groups of users have it (bench/doors.py), host included: gather,
+    PyG's softmax and scatter, eager and after `torch.compile`; for masks FlexAttention compiled; torch.sparse head by
+    head; and ours, eager. Ratio: compiled over ours. GiB: peak of PyTorch's allocator. Triton: the kernel of
+    anemoi-models (bench/baselines/anemoi.py, for 0.19) over ours, forward, fp16, on other graphs and on an H200 at an
+    earlier commit, geometric mean over n graphs."""
+    where, memory = {"bench": "doors", "region": "step"}, {"metric": "peak_memory"}
+    ours, theirs = AUTO | of.EAGER, {"backend": ["pyg", "flex_attention"], "launch": "compiled"}
+    others = {"torch.sparse": {"backend": "csr_unfused"}, "PyG": PYG | of.EAGER, "compiled": theirs, "ours": ours}
+    columns = {f"ms: {name}": show(of.TIME | side, ".1f") for name, side in others.items()}
+    columns["ms: ratio"] = over(of.TIME | ours, of.TIME | theirs, by=["variant"])
+    columns |= {f"GiB: {name}": show(memory | side, ".1f", scale=2**-10) for name, side in others.items()}
+    columns["GiB: ratio"] = over(memory | ours, memory | theirs, by=["variant"])
+
+    def triton(data: Data, line: Where) -> str:
+        if line["variant"] != "weather" or data.pick(line | of.TIME | ours).empty:
+            return "-"
+        edges = of.TIME | of.WARM | of.OURS | of.H200 | {"bench": "edges", "edges": "low_rank_11"} | HALF
+        found = quiet(data.pairs(edges | {"heads": 16, "dim": 64}, {}, {"backend": "anemoi"}, HASH))
+        return f"{mean(found['ratio']):.2f} (n = {len(found)})" if len(found) else "-"
+
+    return Grid("attention", {name: where | line for name, line in DOORS.items()}, columns | {"Triton": triton})

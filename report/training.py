@@ -7,7 +7,7 @@ import pandas as pd
 
 from report.engine import Data, markdown
 
-RUN = ["dataset", "device", "dim", "heads", "blocks", "recipe", "backend", "dtype"]
+RUN = ["label", "device", "dim", "heads", "blocks", "recipe", "backend", "dtype"]
 
 
 def standard_error(values: pd.Series) -> float:
@@ -23,34 +23,21 @@ def tested(data: Data, bench: str) -> pd.DataFrame:
 
 def split_scores(data: Data) -> str:
     """The mean metric over seeds, and its difference from `reference` in float32: of the means, and seed by seed."""
-    runs = {key: found.set_index("variant")["value"] for key, found in tested(data, "train").groupby(RUN)}
-    metric = {key: found["metric"].iloc[0] for key, found in tested(data, "train").groupby(RUN)}
+    found = {key: rows.set_index("variant") for key, rows in tested(data, "train").groupby(RUN)}
     lines = []
-    for key, scores in sorted(runs.items()):
-        dataset, device, dim, heads, blocks, recipe, backend, dtype = key
-        exact, over = runs.get((*key[:6], "reference", "float32")), ["-", "-"]
-        if exact is not None and exact is not scores:
+    for key, rows in sorted(found.items()):
+        label, device, dim, heads, blocks, recipe, backend, dtype = key
+        scores, exact, over = rows["value"], found.get((*key[:6], "reference", "float32")), ["-", "-"]
+        if exact is not None and exact is not rows:
+            exact = exact["value"]
             error = hypot(standard_error(scores), standard_error(exact))
             paired = (scores - exact).dropna()
-            over = [f"{fmean(scores) - fmean(exact):+z.4f} ± {error:.4f}"]
-            over += [
-                f"{fmean(paired):+z.4f} ± {standard_error(paired):.4f} (n = {len(paired)})" if len(paired) else "-"
-            ]
-        mean = f"{fmean(scores):.4f} ± {standard_error(scores):.4f}"
-        name = f"{blocks} x {heads} heads of {dim // heads}"
-        lines.append(
-            [
-                dataset,
-                device.removeprefix("NVIDIA ").split()[0],
-                name,
-                f"`{recipe[:4]}`",
-                f"{backend}, {dtype}",
-                metric[key][5:],
-                str(len(scores)),
-                mean,
-                *over,
-            ]
-        )
+            over[0] = f"{fmean(scores) - fmean(exact):+z.4f} ± {error:.4f}"
+            if len(paired):
+                over[1] = f"{fmean(paired):+z.4f} ± {standard_error(paired):.4f} (n = {len(paired)})"
+        gpu, layers = device.removeprefix("NVIDIA ").split()[0], f"{blocks} x {heads} heads of {dim // heads}"
+        line = [label, gpu, layers, f"`{recipe[:4]}`", f"{backend}, {dtype}", rows["metric"].iloc[0][5:]]
+        lines.append([*line, str(len(scores)), f"{fmean(scores):.4f} ± {standard_error(scores):.4f}", *over])
     head = ["data set", "GPU", "layers", "recipe", "attention", "metric", "seeds", "mean"]
     return markdown([*head, "minus `reference`, float32", "the same, paired by seed"], lines, 6) if lines else ""
 
@@ -61,12 +48,12 @@ def inference_changes(data: Data) -> str:
     pairs = used.merge(trained, on=["dataset", "checkpoint", "metric"], suffixes=("", "_trained"))
     pairs = pairs[(pairs["backend"] != pairs["backend_trained"]) | (pairs["dtype"] != pairs["dtype_trained"])]
     pairs = pairs.assign(change=pairs["value"] - pairs["value_trained"])
-    ways = ["dataset", "backend_trained", "dtype_trained", "backend", "dtype"]
+    ways = ["label", "backend_trained", "dtype_trained", "backend", "dtype"]
     means = {key: found["change"] for key, found in pairs.groupby(ways)}
     if not means:
         return "Inference with the same weights was not recorded."
-    (dataset, *way), changes = max(means.items(), key=lambda item: abs(fmean(item[1])))
-    names = f"{dataset}, trained with {way[0]} in {way[1]}, {way[2]} in {way[3]}"
+    (label, *way), changes = max(means.items(), key=lambda item: abs(fmean(item[1])))
+    names = f"{label}, trained with {way[0]} in {way[1]}, {way[2]} in {way[3]}"
     change = f"{fmean(changes):+z.5f} ± {standard_error(changes):.5f} over {len(changes)} seeds"
     ways = f"Inference of the same weights with another attention or precision, {len(means)} ways"
     return f"{ways}: the mean score changes by at most {change} ({names})."

@@ -476,15 +476,9 @@ def with_edge(judge: Callable[..., Finding]) -> Callable[[Data, Spec], Finding]:
     return judged
 
 
-MEASURED = {
-    "near": judge_near,
-    "holds": judge_holds,
-    "less": judge_less,
-    "balance": judge_balance,
-    "bandwidth": judge_bandwidth,
-    "by_width": judge_by_width,
-}
-PREDICATES: dict[str, Callable[..., Finding]] = {name: with_edge(judge) for name, judge in MEASURED.items()} | {
+NOISY = judge_near, judge_holds, judge_less, judge_balance, judge_bandwidth, judge_by_width
+PREDICATES: dict[str, Callable[..., Finding]] = {
+    **{judge.__name__.removeprefix("judge_"): with_edge(judge) for judge in NOISY},
     "status": judge_status,
     "small": judge_small,
     "fits": judge_fits,

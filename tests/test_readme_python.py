@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 import yaml
 from bench_runs import CPU, context
 from kernel_rows import row
@@ -29,6 +30,7 @@ PAGES = (
     "docs/datasets.md",
     "docs/dgl.md",
     "docs/layers.md",
+    "docs/pyg.md",
     "docs/threads.md",
     "docs/training.md",
     "docs/backends.md",
@@ -58,6 +60,45 @@ def test_python_blocks_run(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     run_blocks(page)
+
+
+def test_radius_graphs_of_the_page_are_all_pairs_within_the_radius(monkeypatch):
+    """In two and three dimensions, with points that coincide and batches; and the page's other graphs and losses."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    made = run_blocks("docs/pyg.md")
+    for dim, radius in ((2, 0.13), (3, 0.3), (1, 2.0)):
+        points, batch = torch.rand(200, dim), torch.randint(3, (200,))
+        points[:5] = points[5:10]
+        is_near = (torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist") < radius).fill_diagonal_(
+            False
+        )
+        for given, expected in (((), is_near), ((batch,), is_near & (batch[:, None] == batch))):
+            source, target = made["radius_graph"](points, radius, *given)
+            found = torch.zeros(200, 200, dtype=torch.int64).index_put_(
+                (source, target), torch.tensor(1), accumulate=True
+            )
+            assert torch.equal(found, expected.long())
+    by_tree, by_cells = (
+        {*zip(*edges.tolist(), strict=True)}
+        for edges in (made["edge_index"], made["radius_graph"](made["points"], 0.1))
+    )
+    assert by_tree == by_cells
+    assert len(made["losses"]) == len(made["loader"])
+
+
+def test_layers_of_the_page_are_those_of_pyg_in_a_heteroconv(monkeypatch):
+    from torch_geometric import nn
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    made = run_blocks("docs/pyg.md")
+    convs = {
+        made["writes"]: nn.GATv2Conv((32, 64), 16, heads=8, add_self_loops=False),
+        made["cites"]: nn.TransformerConv(64, 16, heads=8),
+    }
+    theirs = nn.HeteroConv(convs, aggr="sum")
+    theirs.load_state_dict(made["conv"].state_dict())
+    x, edges = made["x"], made["edges"]
+    torch.testing.assert_close(made["conv"](x, edges)["paper"], theirs(x, edges)["paper"], rtol=1e-4, atol=1e-5)
 
 
 def test_the_ten_blocks_of_the_dgl_page_learn_and_its_file_trains(monkeypatch, tmp_path):

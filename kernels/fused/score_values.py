@@ -5,19 +5,31 @@ from functools import lru_cache
 import torch
 
 from ..backends.cuda import LOG2E
-from ..terms.edge_data import VALUES, BoundEdges
+from ..terms.edge_data import FEATURE_STEP, VALUES, BoundEdges
 from ..terms.score_source import uses_score
 from ..terms.score_term import MOST_NUMBERS
 from .data import Fused3SData
-from .shapes import ADDITIVE, DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, TYPES, VALUE_FEATURES
+from .shapes import (
+    ADDITIVE,
+    DROPOUT,
+    EXPRESSION,
+    KEY_FACTOR,
+    KEY_FEATURES,
+    TYPES,
+    VALUE_FEATURES,
+    WIDE_FACTORS,
+    WIDE_KEYS,
+    WIDE_VALUES,
+)
 
 Members = tuple[tuple[str, float], ...]  # (name, value) of scalars of struct Params; hashable
 # Fields of BoundEdges, and the bit of each in enum EdgeTerm.
 _FIELD_BITS = (
-    *(("types", TYPES), ("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)),
-    *(("dropout", DROPOUT), ("score", EXPRESSION), ("additive_weight", ADDITIVE)),
+    *(("types", TYPES), ("dropout", DROPOUT), ("score", EXPRESSION), ("additive_weight", ADDITIVE)),
     ("key_factor", KEY_FACTOR),
 )
+_FEATURE_BITS = ("key_weight", KEY_FEATURES), ("value_weight", VALUE_FEATURES)
+_WIDE_BITS = ("key_weight", WIDE_KEYS), ("value_weight", WIDE_VALUES), ("key_factor", WIDE_FACTORS)
 SCORE_DEFAULTS: dict[str, float] = {  # members of cuda/score/score_term_params.cuh without a score term
     **{name.replace("values", "value_heads"): 1 for name in VALUES},
     **{f"score_number_{i}": 0.0 for i in range(MOST_NUMBERS)},
@@ -33,10 +45,15 @@ def terms_of(edges: BoundEdges | None) -> int:
     if edges is None:
         return 0
     terms = 0
-    for name, bit in _FIELD_BITS:
+    for name, bit in (*_FIELD_BITS, *(_WIDE_BITS if is_wide(edges) else _FEATURE_BITS)):
         if getattr(edges, name) is not None:
             terms |= bit
     return terms
+
+
+def is_wide(edges: BoundEdges) -> bool:
+    """Whether the features have more columns than the attention kernels take (edges/wide_features.py)."""
+    return edges.num_features > FEATURE_STEP
 
 
 @lru_cache
@@ -62,12 +79,12 @@ def score_scalars(edges: BoundEdges | None) -> Members:
 
 
 def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
-    """Whether the forward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also features and a score
-    term. Not for expressions without s: this kernel would gather K for nothing."""
+    """Whether the forward kernel over KV tiles takes the terms of a call: dropout; in 16 bits a score term and up to
+    16 features. Not for expressions without s: this kernel would gather K for nothing."""
     terms = terms_of(edges)
     if not terms & ~DROPOUT:
         return True
-    if terms & (TYPES | ADDITIVE | KEY_FACTOR) or dtype == torch.float32:
+    if terms & (TYPES | ADDITIVE | KEY_FACTOR | WIDE_KEYS | WIDE_VALUES) or dtype == torch.float32:
         return False
     of_edges = 0 if edges.edge_values is None else edges.edge_values.shape[2]
     return edges.score is None or (uses_score(edges.score) and of_edges <= MOST_TILE_VALUES)
@@ -105,8 +122,8 @@ def require_edge_arrays(items: torch.Tensor | None) -> None:
     if items is None:
         raise ValueError(
             "edges: this call runs edge by edge (float32 with a score term, a term that reads no score, types, "
-            "key_factor or additive attention), and this plan has no arrays for it; make it with "
-            "plan_attention(..., edge_data=True)"
+            "key_factor, more than 16 features or additive attention), and this plan has no arrays for it; make it "
+            "with plan_attention(..., edge_data=True)"
         )
 
 

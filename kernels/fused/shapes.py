@@ -26,3 +26,4 @@ TYPES, KEY_FEATURES, VALUE_FEATURES = (TERM_BITS[name] for name in ("types", "ke
 DROPOUT, EXPRESSION, ADDITIVE, KEY_FACTOR = (
     TERM_BITS[name] for name in ("dropout", "expression", "additive", "key_factor")
 )
+WIDE_KEYS, WIDE_VALUES, WIDE_FACTORS = (TERM_BITS[f"wide_{name}"] for name in ("keys", "values", "factors"))

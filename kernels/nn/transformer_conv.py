@@ -17,10 +17,9 @@ from torch.nn import functional
 
 from .. import AttentionPlan, BoundEdges
 from ..arguments import check_dense
-from ..terms.edge_data import MAX_FEATURES
 from ..torch_side.side_by_side import RowParts
 from ..torch_side.torch_private import is_traced
-from .attention_conv import AttentionConv, ends_of, warn_of_slower_layer
+from .attention_conv import AttentionConv, ends_of
 from .cached.edge_attention import attend_edges
 from .cached.edge_scores import ends_of_edges, refuse_plan, scores_of_edges, weights_by_target
 from .cached.planned_edges import bind_features, plan_edge_index, require_gradients
@@ -44,8 +43,7 @@ class TransformerConv(JointModule, AttentionConv):
         concat: True: H C output columns; False: the mean of the heads, C columns.
         beta: gate between the attention output and the root's term; needs `root_weight`.
         dropout: dropout rate of the attention weights in training mode; for a seed the masks differ from PyG's.
-        edge_dim: columns of edge_attr; None for a layer without edge features. More than 16 run as message passing in
-            plain torch on a GPU, with a `fused3s.SlowerBackendWarning`.
+        edge_dim: columns of edge_attr; None for a layer without edge features.
         bias: whether the projections have biases.
         root_weight: whether the transformed features of the node itself are added.
         backend: attention backend, see `fused3s.list_backends`.
@@ -101,7 +99,7 @@ class TransformerConv(JointModule, AttentionConv):
         return plan_edge_index(
             edges,
             shape,
-            backend=self._backend_for(edges),
+            backend=self.backend,
             dtype=dtype,
             head_dim=self.out_channels,
             num_heads=self.heads,
@@ -109,21 +107,6 @@ class TransformerConv(JointModule, AttentionConv):
             backward=backward,
             cache=self.cache,
         )
-
-    def _backend_for(self, edge_index: Tensor) -> str:
-        if self.edge_dim is None or self.backend != "auto" or not getattr(edge_index, "is_cuda", False):
-            return self.backend
-        columns, why = self.edge_dim, f"edge_dim={self.edge_dim}"
-        if plain_weight(self.lin_edge) is None:
-            columns, why = self.heads * self.out_channels, "a lin_edge that is not a plain nn.Linear"
-        if columns <= MAX_FEATURES:
-            return self.backend
-        warn_of_slower_layer(
-            f"TransformerConv with {why} runs as message passing with the backend scatter: the fused kernels take up "
-            f"to {MAX_FEATURES} columns of edge features. A linear map of edge_attr to {MAX_FEATURES} columns in front "
-            "of the layer avoids this"
-        )
-        return "scatter"
 
     def forward(
         self,
@@ -311,7 +294,7 @@ class TransformerConv(JointModule, AttentionConv):
                     terms = BoundEdges(
                         padded_features=features, num_features=columns, key_weight=weight, value_weight=weight
                     )
-                options = {"backend": self._backend_for(edge_index), "cache": self.cache}
+                options = {"backend": self.backend, "cache": self.cache}
                 return attend_edges(query, key, value, edge_index, terms, scale=scale, dropout=dropout, **options)
             shape = (query.shape[0], key.shape[0])
             plan = self.plan_edges(edge_index, shape, query.dtype, query.requires_grad or key.requires_grad)

@@ -29,7 +29,7 @@ from .dropout import Dropout
 from .score_source import KINDS
 from .score_term import ScoreTerm, bind_score, score_of
 
-MAX_FEATURES = 16  # r: one k-step of the tensor cores
+FEATURE_STEP = 16  # kernels read features in steps of so many columns: one k-step of the tensor cores
 MAX_TYPES = 256  # T: a type is a byte
 VALUE_NAMES = {kind: f"values of {kind}s" for kind in KINDS} | {"edge": "bias, multiplier or values of edges"}
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -54,7 +54,7 @@ class EdgeData:
     Attributes:
         bias: [E] or [E, H], q's type, added to the scaled score. -inf gives weight 0, unless there is a clamp.
         multiplier: [E] or [E, H], q's type, factor of the scaled score, before the bias.
-        features: [E, r], q's type, 1 <= r <= 16: a_ij; multiplied by `key_weight`, `value_weight` and `key_factor`.
+        features: [E, r], q's type, r >= 1: a_ij; multiplied by `key_weight`, `value_weight` and `key_factor`.
         types: [E] integers, 0 <= type < T <= 256: the row of `type_weight` that multiplies the key.
         key_weight, value_weight: [H, d, r], q's type; H = 1 if q has two dimensions.
         type_weight: [T, H, d], q's type: one vector per edge type, multiplied elementwise.
@@ -90,7 +90,7 @@ class BoundEdges:
 
     Attributes:
         order: edge order of its plan; the plan's shape if nothing here belongs to an edge.
-        padded_features: [nnz, MAX_FEATURES], zero from column r on.
+        padded_features: [nnz, `padded_columns(r)`], zero from column r on.
         types: [nnz] uint8.
         num_features: r; 0 without features.
         key_weight, value_weight, type_weight, key_factor, additive_weight, additive_slope: as in `EdgeData`, checked at
@@ -211,11 +211,8 @@ def bind(
     if features is not None:
         _check_edges("features", features, order)
         _check_float("features", features)
-        if features.dim() != 2 or not 1 <= features.shape[1] <= MAX_FEATURES:
-            raise ValueError(
-                f"features: got shape {tuple(features.shape)}; [E, r] with r from 1 to {MAX_FEATURES} is allowed "
-                "(a linear map of wider features to few columns belongs in front)"
-            )
+        if features.dim() != 2 or features.shape[1] == 0:
+            raise ValueError(f"features: got shape {tuple(features.shape)}; [E, r] with r >= 1 is allowed")
         num_features = features.shape[1]
         if check_values:
             _check_values("features", features)
@@ -228,8 +225,8 @@ def bind(
 
     edge = None if order is None else order.edge_of_csr
     features, types = (None if tensor is None else tensor.index_select(0, edge) for tensor in (features, types))
-    if features is not None:  # kernels load whole rows of MAX_FEATURES columns
-        features = functional.pad(features, (0, MAX_FEATURES - num_features))
+    if features is not None:
+        features = pad_features(features)
     if types is not None:
         types = types.to(torch.uint8)
         checked_types = types, num_types
@@ -317,6 +314,17 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
                 "additive_weight: got with key_weight, type_weight or key_factor; keys without edge data are needed"
             )
         _check_weight("additive_weight", weight, "[H, d]", (num_heads, head_dim), query)
+
+
+def padded_columns(num_features: int) -> int:
+    """Columns of `padded_features`."""
+    return -(-num_features // FEATURE_STEP) * FEATURE_STEP
+
+
+def pad_features(features: torch.Tensor) -> torch.Tensor:
+    """Features [nnz, r] as kernels read them: `padded_columns(r)` columns, zeros behind the r."""
+    missing = -features.shape[1] % FEATURE_STEP
+    return functional.pad(features, (0, missing)) if missing else features  # a pad of nothing copies
 
 
 def multiplied_keys(key: torch.Tensor, edges: BoundEdges, part: slice = slice(None)) -> torch.Tensor:

@@ -19,13 +19,12 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..backends import REGISTRY
 from ..backends.base import BackwardCall, Call
 from ..runtime.semaphores import FreshSemaphores
 from ..terms.dropout import Dropout
-from ..terms.edge_data import FLOATS, MAX_FEATURES, TENSORS, BoundEdges
+from ..terms.edge_data import FLOATS, TENSORS, BoundEdges, pad_features
 from .autograd import gradients_of, names_of
 from .once_differentiable import refuse_double_backward
 from .torch_private import register_shortcut
@@ -112,8 +111,8 @@ def _sorted(call: Call, order: Tensor | None, features: Tensor | None) -> list[T
     tensors = call.edges.tensors()
     given = [None if features is not None else tensors[OF_EDGES[0]], tensors[OF_EDGES[1]]]
     given = [None if each is None else each.index_select(0, order) for each in given]
-    if given[0] is not None and given[0].shape[1] < MAX_FEATURES:  # kernels load whole rows
-        given[0] = functional.pad(given[0], (0, MAX_FEATURES - given[0].shape[1]))
+    if given[0] is not None:
+        given[0] = pad_features(given[0])
     return [given[0] if features is None else features, given[1]]
 
 

@@ -23,6 +23,7 @@ from fused3s.fused import backend as fused3s
 from fused3s.fused.edges import backward as fused3s_edges_backward
 from fused3s.fused.edges import features as feature_products
 from fused3s.fused.edges import forward as fused3s_edges
+from fused3s.fused.edges import wide_features
 from fused3s.fused.tiles import backward as fused3s_backward
 from fused3s.fused.tiles import forward as fused3s_forward
 from fused3s.runtime import semaphores
@@ -51,6 +52,7 @@ ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_edges_backward),
+    wide_features,
     *(batch_norm, dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: which.
@@ -59,7 +61,9 @@ UPDATED |= {"combine_rows": ("output", "lse")}
 UPDATED |= {"batch_norm_statistics": ("running_mean", "running_variance", "num_batches")}
 # Kernels that write the edges of a graph, where memory may be zeros behind them (`Fused3SData.new_of_edges`).
 UPDATED |= {"gradients_over_rows": ("edge_value_gradients", "score_weights", "value_weights")}
-UPDATED |= {"gradients_of_features": ("gradient",)}
+UPDATED |= {"gradients_of_features": ("gradient",), "feature_gradients": ("gradient",)}
+# Those of wide features add to what the columns before made, and turn products into scores.
+UPDATED |= {"feature_products": ("products_0", "products_1"), "fused3s_edges": ("edge_scores",)}
 
 
 class CudaError(AssertionError):

@@ -22,7 +22,7 @@ from gradient_cases import assert_gradients, gradient_case  # noqa: E402
 from poison import poisoned_buffers  # noqa: E402
 from tolerance import edges_of  # noqa: E402
 
-import baselines  # noqa: E402, F401
+import bench.baselines  # noqa: E402, F401
 from fused3s import plan_attention  # noqa: E402
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu  # noqa: E402
 from tests.cuda_shim.oracle import MULTIGRAPHS, assert_attention, inputs  # noqa: E402

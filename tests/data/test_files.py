@@ -308,7 +308,10 @@ def test_a_header_says_the_direction_of_an_edge(tmp_path, header, edges):
 def test_named_columns_stand_anywhere_and_others_are_told(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("id,source,target,weight\n7,0,1,0.5\n8,0,2,0.5\n")
     assert np.argwhere(dense(load(tmp_path / "a.csv"))).tolist() == [[1, 0], [2, 0]]
-    assert "the columns id, weight are not read" in caplog.text
+    assert "not read, as an edge has no value: column id, weight" in caplog.text
+    (tmp_path / "b.txt").write_text("0 1 0.5\n1 2 0.5\n")
+    load(tmp_path / "b.txt")
+    assert "b.txt: not read, as an edge has no value: column 3" in caplog.text
     (tmp_path / "a.csv").write_text("id,source,target\n7,0,1\n8,0,x\n")
     with pytest.raises(ValueError, match="line 3 is '8,0,x'; two node ids"):
         load(tmp_path / "a.csv")

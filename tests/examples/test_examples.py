@@ -4,10 +4,16 @@ import math
 import re
 import runpy
 import sys
+from copy import deepcopy
+from functools import partial
+from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from fake_gpu import fake_gpu
 from torch.nn.functional import scaled_dot_product_attention
 from torch_geometric import typing
 from torch_geometric.data import Batch, Data
@@ -15,6 +21,7 @@ from torch_geometric.nn import GINEConv, GPSConv, TransformerConv
 
 import fused3s.nn
 from data.dgl import import_dgl
+from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -167,12 +174,6 @@ def anemoi_case(program):
     return block, torch.randn(9, 24).double(), torch.randn(14, 24).double(), torch.stack([key, query]), attr
 
 
-def run_block(block, source, target, edge_index, attr):
-    shape = len(target), len(source)
-    plan = fused3s.plan_attention(edge_index, shape=shape, device="cpu", edge_data=True)
-    return block(source, target, plan, torch.cat([attr, torch.ones(len(attr), 1).double()], 1))
-
-
 def test_anemoi_block(run, program):
     """The attention of the block against PyG's TransformerConv, whose edge features get the column of ones."""
     losses = run("anemoi_block", "--points", 80, "--steps", 12, "--heads", 2)
@@ -187,7 +188,7 @@ def test_anemoi_block(run, program):
     out = conv(normed, edge_index, torch.cat([attr, torch.ones(60, 1).double()], 1))
     out = block.projection(out) + target
     expected = block.node_dst_mlp["mlp"](block.layer_norm_mlp_dst(out)) + out
-    torch.testing.assert_close(run_block(block, source, target, edge_index, attr), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(block(source, target, edge_index, attr), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["GraphTransformerMapperBlock", "GraphTransformerProcessorBlock"])
@@ -209,13 +210,301 @@ def test_anemoi_block_against_the_package(program, name):
         expected, _ = original(target, attr, edge_index, None, 1, len(target))
     else:
         (_, expected), _ = original((source, target), attr, edge_index, None, 1, (len(source), len(target)))
-    found = run_block(block, source, target, edge_index, attr)
+    found = block(source, target, edge_index, attr)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    with_fused3s = program("anemoi_block")["with_fused3s"]
+    ours = with_fused3s(type(original))(**options, layer_kernels=kernels, graph_attention_backend="fused3s").double()
+    ours.load_state_dict(original.state_dict())
+    if is_processor:
+        same, _ = ours(target, attr, edge_index, None, 1, len(target))
+    else:
+        (_, same), _ = ours((source, target), attr, edge_index, None, 1, (len(source), len(target)))
+    torch.testing.assert_close(same, expected, rtol=1e-9, atol=1e-9)
     gradients = [
         torch.autograd.grad(out.square().sum(), of.lin_edge.parameters())
         for out, of in ((found, block), (expected, original))
     ]
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+class TheirBlock(torch.nn.Module):
+    """The way of anemoi's processor block, with its "pyg" attention: edges are [E, heads, columns]."""
+
+    def __init__(self, graph_attention_backend="pyg"):
+        super().__init__()
+        self.num_heads, self.graph_attention_backend = 3, graph_attention_backend
+        for name in ("lin_query", "lin_key", "lin_value"):
+            self.add_module(name, torch.nn.Linear(24, 24))
+        self.lin_edge, self.edge_pre_mlp = torch.nn.Linear(4, 24), torch.nn.Linear(4, 4)
+        self.q_norm, self.k_norm = torch.nn.LayerNorm(8), torch.nn.LayerNorm(8)
+        self.set_attention_function()
+
+    def set_attention_function(self):
+        assert self.graph_attention_backend in ("triton", "pyg")
+
+    def get_qkve(self, x, edge_attr):
+        return self.lin_query(x), self.lin_key(x), self.lin_value(x), self.lin_edge(self.edge_pre_mlp(edge_attr))
+
+    def shard_qkve_heads(self, query, key, value, edges, shard_info, batch_size, model_comm_group=None):
+        return *(each.unflatten(1, (self.num_heads, -1)) for each in (query, key, value, edges)), "sizes of shards"
+
+    def attention_block(self, query, key, value, edges, edge_index, size, num_chunks, edges_are_dst_sorted=False):
+        source, target = edge_index
+        scores = (query[target] * (key[source] + edges)).sum(-1) / query.shape[-1] ** 0.5
+        weight = scores.exp()
+        sums = torch.zeros(size, self.num_heads).to(weight).index_add(0, target, weight)
+        weight = weight / sums[target]
+        return torch.zeros_like(query).index_add(0, target, weight[..., None] * (value[source] + edges))
+
+    def forward(self, x, edge_attr, edge_index, group=None):
+        *qkve, sizes = self.shard_qkve_heads(*self.get_qkve(x, edge_attr), None, 1, group)
+        assert sizes == "sizes of shards"
+        q, k, v, edges = qkve
+        return self.attention_block(self.q_norm(q), self.k_norm(k), v, edges, edge_index, len(x), num_chunks=1)
+
+
+def test_a_block_of_anemoi_with_fused3s(program):
+    """A block that was made by name, and one that was changed, against their own; edges without [E, heads, columns]."""
+    example = program("anemoi_block")
+    theirs, (_, _, x, edge_index, attr) = TheirBlock().double(), anemoi_case(program)
+    edge_index[0] += 3
+    named = example["with_fused3s"](TheirBlock)(graph_attention_backend="fused3s").double()
+    changed = torch.nn.ModuleList([TheirBlock().double()])
+    named.load_state_dict(theirs.state_dict())
+    changed.load_state_dict({f"0.{name}": weight for name, weight in theirs.state_dict().items()})
+    example["use_fused3s"](changed)
+    example["use_fused3s"](changed)  # changes nothing more
+    assert type(changed[0]).__mro__.count(example["Fused3SAttention"]) == 1
+    assert changed[0].graph_attention_backend == named.graph_attention_backend == "fused3s"
+    assert named.get_qkve(x, attr)[3].shape == attr.shape
+    assert_same_gradients(
+        [partial(block, x, attr, edge_index) for block in (theirs, named, changed[0])],
+        [[attr.requires_grad_(), x.requires_grad_(), *block.parameters()] for block in (theirs, named, changed[0])],
+    )
+    with pytest.raises(ValueError, match="model_comm_group: got 2 GPUs"):
+        named(x, attr, edge_index, SimpleNamespace(size=lambda: 2))
+
+
+def assert_same_gradients(runs, leaves, tolerance=1e-9):
+    """Outputs, and gradients of a random function of them, of each run in float64 are those of the first one."""
+    outputs = [run() for run in runs]
+    cotangent = torch.randn_like(outputs[0])
+    gradients = [torch.autograd.grad(out, own, cotangent) for out, own in zip(outputs, leaves, strict=True)]
+    for out, own in zip(outputs[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(out, outputs[0], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(own, gradients[0], rtol=tolerance, atol=tolerance)
+
+
+def test_mesh_transformer(run, program):
+    """Attention of dgl.sparse's formula, dense; the network without checkpoints; a rollout step by step."""
+    losses = run("mesh_transformer", "--nodes", 100, "--steps", 12)
+    assert sum(losses[6:]) < sum(losses[:6])
+    example = program("mesh_transformer")
+    points, x = torch.rand(9, 2).double(), torch.randn(9, 8, 2).double()
+    block, features = example["Block"](16, 2).double(), torch.randn(9, 16, dtype=torch.float64, requires_grad=True)
+    row, column = torch.randint(8, (2, 30))  # the last row is empty
+    plan = fused3s.plan_attention(torch.stack([column, row]), shape=(9, 9), device="cpu", backend="scatter")
+
+    def formula():
+        q, k, v = block.qkv(block.norm(features)).view(9, 3, 8, 2).unbind(1)
+        q, k = (example["rotate"](each, points) for each in (q, k))  # below against complex numbers
+        weight = torch.einsum("ich,jch->hij", q / 8**0.5, k).exp() * dense(torch.stack([column, row]), (9, 9))
+        out = torch.einsum("hij,jch->ich", weight / weight.sum(-1, keepdim=True).clamp(min=1e-300), v)
+        return features + block.out(out.flatten(1)).relu()
+
+    leaves = [features, *block.parameters()]
+    assert_same_gradients([formula, lambda: block(features, points, plan)], [leaves, leaves])
+
+    frequencies = 100.0 ** torch.linspace(0, 1, 2).double()
+    angle = torch.cat([points[:, :1] * frequencies, points[:, 1:] * frequencies], 1)
+    turned = torch.view_as_complex(x.transpose(1, 2).reshape(9, 2, 4, 2).contiguous()) * torch.exp(
+        1j * angle
+    ).unsqueeze(1)
+    turned = torch.view_as_real(turned).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(example["rotate"](x, points), turned, rtol=1e-6, atol=1e-6)  # frequencies in float32
+
+    network, state = example["Network"]().double(), torch.randn(9, 1, dtype=torch.float64)
+
+    def without_checkpoints(last=state):
+        hidden = network.first(last)
+        for block in network.blocks:
+            hidden = block(hidden, points, plan)
+        return last + network.last(hidden)
+
+    leaves = [*network.parameters()]
+    assert_same_gradients([without_checkpoints, lambda: network(state, points, plan)], [leaves, leaves])
+    final = example["rollout"](network, state, points, plan, 3)()
+    expected = without_checkpoints(without_checkpoints(without_checkpoints()))
+    torch.testing.assert_close(final, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_edges_of_a_mesh_are_those_within_two_hops_and_a_tenth_more(program):
+    example = program("mesh_transformer")
+    points, triangles = example["mesh"](50)
+    assert points.shape == (49, 2)
+    one_hop = np.eye(49, dtype=int)
+    for corners in triangles.tolist():
+        for one, other in permutations(corners, 2):
+            one_hop[one, other] = 1
+    two_hops = one_hop @ one_hop > 0
+    row, column = example["adjacency"](triangles, 49)
+    found = np.zeros((49, 49), int)
+    np.add.at(found, (row, column), 1)
+    assert found.max() == 1
+    assert found[two_hops].all()
+    assert 0 < len(row) - two_hops.sum() <= two_hops.sum() // 10
+
+
+@pytest.mark.parametrize("columns", [12, 128])
+@pytest.mark.parametrize("bipartite", [False, True])
+def test_driving_attention(run, program, columns, bipartite):
+    """The layer against its formula, edge by edge, with gradients of features, vectors of edges and all weights."""
+    losses = run("driving_attention", "--agents", 30, "--steps", 12)
+    assert losses[-1] < losses[0]
+    example = program("driving_attention")
+    layer = example["AttentionLayer"](columns, 2, 4, 0.0, bipartite).double()
+    with torch.no_grad():  # also those that start as 0 or 1
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.5)
+    x, others = torch.randn(7, columns).double().requires_grad_(), torch.randn(11, columns).double().requires_grad_()
+    r = torch.randn(40, columns).double().requires_grad_()
+    sources = others if bipartite else x
+    source, target = torch.randint(len(sources), (40,)), torch.randint(6, (40,))  # the last row is empty
+    source[0], target[0] = source[1], target[1]  # a repeated edge with two vectors
+
+    def formula():
+        keys = layer.attn_prenorm_x_src(sources)
+        queries = layer.attn_prenorm_x_dst(x) if bipartite else keys
+        normalised = layer.attn_prenorm_r(r)
+        key, value = (
+            to(keys)[source] + to_r(normalised) for to, to_r in ((layer.to_k, layer.to_k_r), (layer.to_v, layer.to_v_r))
+        )
+        weight = (layer.to_q(queries)[target] * key).view(-1, 2, 4).sum(-1).mul(0.5).exp()
+        weight = weight / torch.zeros(7, 2).double().index_add(0, target, weight)[target]
+        out = torch.zeros(7, 2, 4).double().index_add(0, target, weight[..., None] * value.view(-1, 2, 4)).flatten(1)
+        gate = layer.to_g(torch.cat([out, queries], -1)).sigmoid()
+        out = x + layer.attn_postnorm(layer.to_out((1 - gate) * out + gate * layer.to_s(queries)))
+        return out + layer.ff_postnorm(layer.ff_mlp(layer.ff_prenorm(out)))
+
+    def ours():
+        edge_index = torch.stack([source, target])
+        options = {"shape": (7, len(sources)), "device": "cpu", "backend": "scatter", "edge_data": True}
+        plan = fused3s.plan_attention(edge_index, **options)
+        return layer((others, x) if bipartite else x, example["bind_normalised"](plan, r), plan)
+
+    leaves = [x, r, *([others] if bipartite else []), *layer.parameters()]
+    leaves = [each for each in leaves if each is not layer.attn_prenorm_r.bias]  # below: two ways to nothing and to v
+    assert_same_gradients([formula, ours], [leaves, leaves])
+    of_bias = [torch.autograd.grad(each().square().sum(), layer.attn_prenorm_r.bias)[0] for each in (formula, ours)]
+    torch.testing.assert_close(*of_bias, rtol=1e-7, atol=1e-9)
+    assert example["within"](torch.rand(50, 2), torch.rand(8, 2), 9.0, 5).shape == (2, 40)
+
+
+def relational_ids():
+    """Two contexts of 12 cells: rows with themselves and one row twice among their parents, and cells of no row."""
+    node = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, -1], [5, 5, 5, 0, 0, 0, 0, 1, 1, 2, -1, -1]])
+    column = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 9, -1], [0, 1, 2, 5, 6, 7, 8, 3, 4, 9, -1, -1]])
+    parents = torch.full((2, 12, 3), -1)
+    parents[0, 3:5] = torch.tensor([0, 0, -1])
+    parents[0, 5:8] = torch.tensor([1, 2, 0])
+    parents[0, 8:10] = torch.tensor([2, 2, 2])
+    parents[1, 3:7] = torch.tensor([-1, 5, 1])
+    return node, parents, column
+
+
+def dense_masks(node, parents, column):
+    """[B, S, S] as the original makes them, and blocks of them over all cells."""
+    real = (node >= 0)[:, :, None] & (node >= 0)[:, None, :]
+    is_parent = (node[:, None, :, None] == parents[:, :, None, :]).any(-1) & real
+    found = {"feature": ((node[:, :, None] == node[:, None, :]) & real) | is_parent}
+    found["neighbour"] = (node[:, :, None, None] == parents[:, None, :, :]).any(-1) & real
+    found["column"] = (column[:, :, None] == column[:, None, :]) & real
+    return {name: torch.block_diag(*mask.int()).bool() for name, mask in found.items()}
+
+
+@NEEDS_COMPILER
+def test_driving_attention_by_the_kernels(program, monkeypatch):
+    """Two layers on one r of 128 columns, on the CPU, against plain PyTorch in float64, with gradients."""
+    example = program("driving_attention")
+    layer = example["AttentionLayer"](128, 8, 16, 0.0, True)
+    inputs = torch.randn(40, 128), torch.randn(30, 128), torch.randn(200, 128)
+    edge_index = torch.stack([torch.randint(40, (200,)), torch.randint(30, (200,))])
+
+    def both(layer, backend, dtype):
+        lanes, agents, r = (each.to(dtype).requires_grad_() for each in inputs)
+        options = {"shape": (30, 40), "dtype": dtype, "head_dim": 16, "num_heads": 8, "edge_data": True}
+        plan = fused3s.plan_attention(edge_index, device="cpu", backend=backend, backward=True, **options)
+        edges = example["bind_normalised"](plan, r)
+        out = layer((lanes, layer((lanes, agents), edges, plan)), edges, plan)
+        return out, *torch.autograd.grad(out.square().sum(), [lanes, agents, r, *layer.parameters()])
+
+    expected = both(deepcopy(layer).double(), "scatter", torch.float64)
+    with fake_gpu(monkeypatch):
+        found = both(layer, "fused3s", torch.float32)
+    for one, right in zip(found, expected, strict=True):
+        assert (one - right).norm() <= 1e-5 * right.norm()
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_relational_masks(run, program, drawn):
+    """Edges against masks of booleans, and a block against PyTorch's attention with them."""
+    losses = run("relational_masks", "--contexts", 2, "--cells", 32, "--steps", 12)
+    assert sum(losses[6:]) < sum(losses[:6])
+    example = program("relational_masks")
+    ids = example["contexts"](3, 40) if drawn else relational_ids()
+    expected, cells = dense_masks(*ids), ids[0].numel()
+    options = {"dtype": torch.float64, "head_dim": 4, "num_heads": 2}
+    masks = example["Masks"](cells, 2_000, "cpu", **options)
+    masks.fill(*ids)
+    masks.check()
+    assert sorted(masks.order.tolist()) == list(range(cells))
+    edges, order, _ = example["edges_of"](*ids, 2_000)
+    for name, (key, query) in edges.items():
+        key, query = key[key >= 0], query[query >= 0]
+        if name == "column":
+            key, query = order[key], order[query]
+        torch.testing.assert_close(dense(torch.stack([key, query]), (cells, cells)), expected[name].double())
+
+    block, x = example["Block"](8, 2).double(), torch.randn(*ids[0].shape, 8, dtype=torch.float64, requires_grad=True)
+
+    def formula():
+        rows = x.flatten(0, 1)
+        full = torch.block_diag(*torch.ones(len(x), ids[0].shape[1], ids[0].shape[1])).bool()
+        for name, mask in {"column": expected["column"], **expected, "full": full}.items():
+            layer = block.attention[name]
+            q, k, v = (to(layer.norm(rows)).view(-1, 2, 4).transpose(0, 1) for to in (layer.wq, layer.wk, layer.wv))
+            weight = (q @ k.mT / 2).exp() * mask
+            out = weight @ v / weight.sum(-1, keepdim=True).clamp(min=1e-300)  # 0 in a row without an edge
+            rows = rows + layer.wo(out.transpose(0, 1).flatten(1))
+        return rows.view_as(x)
+
+    leaves = [x, *block.parameters()]
+    assert_same_gradients([formula, lambda: block(x, masks)], [leaves, leaves], 1e-7)
+    small = example["Masks"](cells, 5, "cpu", **options)
+    small.fill(*ids)
+    with pytest.raises(ValueError, match="room: got 5 edges, but a mask has"):
+        small.check()
+
+
+@NEEDS_COMPILER
+def test_relational_masks_in_rooms(program, monkeypatch):
+    """The kernels, on the CPU, in plans that two batches fill, against plans of each batch."""
+    example = program("relational_masks")
+    block, x = example["Block"](32, 2), torch.randn(2, 40, 32, requires_grad=True)
+    batches = [example["contexts"](2, 40) for _ in range(2)]
+    masks = example["Masks"](80, 2_000, "cpu", dtype=torch.float32, head_dim=16, num_heads=2)
+
+    def both(ids):
+        masks.fill(*ids)
+        out = block(x, masks)
+        return out, torch.autograd.grad(out.square().sum(), [x, *block.parameters()])
+
+    expected = [both(ids) for ids in batches]
+    with fake_gpu(monkeypatch):
+        masks.rooms = {name: fused3s.PlanRoom((80, 80), 2_000, **masks.options) for name in example["MASKS"]}
+        found = [both(ids) for ids in batches]
+    assert {plan.backend for plan in masks.plans.values()} == {"fused3s"}
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def sparse_formula(q, k, v, graph, scale):
@@ -292,7 +581,7 @@ def test_distance_potential(run, program):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("error::fused3s.SlowerBackendWarning")
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("[!_]*.py")))
 def test_gpu_default_arguments(run, name):
     options = ("--loader", "random") if name == "pyg_neighbor_loader" else ()
     losses = run(name, *options)

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
-import baselines  # noqa: F401  registers the backends that are named here
+import bench.baselines  # noqa: F401  registers the backends that are named here
 from fused3s import (
     BackendUnavailableError,
     Dropout,

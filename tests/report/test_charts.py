@@ -71,9 +71,9 @@ def test_figure_7_has_a_bar_for_each_sm_and_figure_8_the_share_of_attention():
     rows.append(row("ogbn-arxiv", "fused3s_paper", 1.0, **model | {"scope": "attention"}))
     ((_, figure),) = draw(Data(frame(rows)), "fig8_end_to_end")
     speed_up, share_of = figure.axes
-    assert heights(speed_up, "Fused3S")[0] == 2.0
+    assert heights(speed_up, "fused3s_paper")[0] == 2.0
     assert "4" in texts(speed_up)  # milliseconds
-    assert heights(share_of, "Fused3S") == [0.25]
+    assert heights(share_of, "fused3s_paper") == [0.25]
 
 
 def test_the_first_picture_holds_every_kernel_that_was_measured_in_float32():

@@ -116,10 +116,9 @@ def test_steps_are_compared_in_the_fastest_way_of_each_side():
     times = {("auto", "eager"): 4.0, ("auto", "compiled"): 5.0, ("auto", "cuda_graph"): 1.0}
     times |= {("pyg", "eager"): 9.0, ("pyg", "compiled"): 6.0}
     rows = [row("ogbg-molhiv", name, time, launch=launch, **step) for (name, launch), time in times.items()]
-    rows.append(row("ogbg-molhiv", "auto", 3.0, launch="reduce_overhead", status="error", **step))
     lines = [line.split(" | ") for line in render(Data(frame(rows)), "all-layers").splitlines()]
     (line,) = (line for line in lines if "new batch of 1,024, fp32" in line[0])
-    assert line[1:8] == ["9.00", "6.00", "-", "4.00", "5.00", "error", "1.50"]
+    assert line[1:8] == ["9.00", "6.00", "-", "4.00", "5.00", "-", "1.50"]
     assert line[10] == "1.00", "a captured loop is another program, and in no ratio"
 
 

@@ -64,6 +64,12 @@ def test_scores_of_another_configuration_are_a_line_of_their_own():
     assert [line.split(" | ")[6:8] for line in lines] == [["3", "0.8000 ± 0.0000"], ["2", "0.4000 ± 0.0000"]]
 
 
+def test_scores_on_molecules_that_are_not_ogbs_are_labelled():
+    one = score("train", "fused3s", 0, 0.8, data_sha256="4623aad1a8fefc37")
+    table = split_scores(Data(frame([one.model_copy(update={"dataset": "ogbg-molhiv"})])))
+    assert "| ogbg-molhiv (rebuilt) |" in table
+
+
 def test_a_change_in_inference_is_of_the_same_weights():
     trained = [score("train", "fused3s", seed, value) for seed, value in ((0, 0.6), (1, 0.9))]
     used = [

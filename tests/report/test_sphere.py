@@ -1,10 +1,9 @@
-"""The table and figure of attention on the sphere: beside recorded rows, and nothing without."""
+"""The table of attention on the sphere: beside recorded rows, and nothing without."""
 
 import pytest
 from kernel_rows import row
 
 from report.engine import Data
-from report.figures import draw
 from report.rows import frame
 from report.tables import render
 
@@ -50,12 +49,3 @@ def test_times_of_another_gpu_are_in_no_ratio(device):
 def test_nothing_is_drawn_without_rows():
     other = [row("cora", "fused3s", 1.0)]
     assert render(Data(frame(other)), "sphere") == ""
-    assert draw(Data(frame(other)), "sphere") == []
-
-
-def test_bars_of_both_passes():
-    forward, backward = draw(Data(frame(ROWS)), "sphere")
-    assert forward[0] == "sphere_forward_nvidia-h100-80gb-hbm3"
-    assert backward[0] == "sphere_backward_nvidia-h100-80gb-hbm3"
-    heights = [bar.get_height() for bar in forward[1].axes[0].patches]
-    assert heights == pytest.approx([0.244, 0.061])

@@ -227,7 +227,7 @@ def test_what_an_end_before_the_end_leaves_behind(infer, tmp_path, monkeypatch, 
     def end(*_):
         raise error
 
-    monkeypatch.setattr(f"inference.{stage}", end)
+    monkeypatch.setattr(f"models.inference.{stage}", end)
     done = infer("--output", tmp_path / "out.npy")
     written = f"the predictions in {tmp_path / 'out.npy'}" if stage == LAST else None
     if isinstance(error, OSError):

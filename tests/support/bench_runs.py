@@ -21,7 +21,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "bench"
 
 def config(name: str, *overrides: str) -> BenchConfig:
     """A configuration of the repository, on the synthetic cora unless `overrides` say otherwise."""
-    graphs = [] if name in ("peak_rates", "stability", "layers") else ["graphs=[cora]"]
+    graphs = [] if name in ("peak_rates", "stability", "layers", "doors") else ["graphs=[cora]"]
     return load_config(CONFIGS / f"{name}.yaml", ["source=synthetic", *graphs, *overrides], schema=BenchConfig)
 
 

@@ -23,6 +23,7 @@ SPILLS = (
     (r"fused3s_backward<.*, 256, true, 2, 4, 8>", "sm_1[02].", 16),
     (r"fused3s_backward<.*, (128|256), true, [12], \d, 16> .*", "sm_1..", 124),
     (r"fused3s_edges<.*, 16, 8, 6>", "sm_12.", 16),
+    (r"fused3s_edges<.*kFloat, 8, 8, 393>", "sm_12.", 24),
     (r"fused3s_edges<.*, 1[0-4], (8|16), 0>", "sm_1..", 8),
     (r"gradients_over_columns<.*, 16, 8, 6>", "sm_90", 68),
     (r"gradients_over_columns<.*, 16, 8, 6>", "sm_10.", 32),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from edge_cases import EdgeList, bound_edges, qkv
+from edge_cases import RANK, EdgeList, bound_edges, qkv
 from plan_oracle import data_by_edge
 from poison import poisoned_buffers
 from tolerance import FLOOR
@@ -131,8 +131,9 @@ class EdgeCall:
         reordered: bool = False,
         scale: float = 0.4,
         out_dtype: torch.dtype | None = None,
+        rank: int = RANK,
     ) -> "EdgeCall":
-        """Edge data of a kind in edge_cases.KINDS; items of at most `part_edges` edges."""
+        """Edge data of a kind in edge_cases.KINDS; items of at most `part_edges` edges; `rank`: number of features."""
         num_rows, num_cols = graph.shape
         generator = torch.Generator().manual_seed(3)
         perm = torch.randperm(num_rows, generator=generator) if reordered else torch.arange(num_rows)
@@ -150,7 +151,7 @@ class EdgeCall:
             col,
             data_by_edge(indptr, indices, graph.shape, row_ids, part_edges),
             tensors,
-            replace(bound_edges(graph, kind, order, heads, dim, dtype), dropout=dropout),
+            replace(bound_edges(graph, kind, order, heads, dim, dtype, rank), dropout=dropout),
             scale,
             out_dtype,
         )

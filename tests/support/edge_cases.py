@@ -190,8 +190,11 @@ def in_order(data: EdgeData, order: torch.Tensor) -> EdgeData:
     return replace(data, **{name: tensor[order] for name, tensor in given.items() if tensor is not None})
 
 
-def edge_inputs(kind: str, num_edges: int, heads: int, dim: int, dtype: torch.dtype = torch.float32) -> EdgeData:
-    """Random edge data of a kind in KINDS, in the order of an edge list; every edge has data of its own."""
+def edge_inputs(
+    kind: str, num_edges: int, heads: int, dim: int, dtype: torch.dtype = torch.float32, rank: int = RANK
+) -> EdgeData:
+    """Random edge data of a kind in KINDS, in the order of an edge list; every edge has its own. `rank`: number of
+    features; scores are as large as with RANK."""
     generator = torch.Generator().manual_seed(num_edges + 31 * heads + dim)
 
     def randn(*shape: int) -> torch.Tensor:
@@ -217,20 +220,26 @@ def edge_inputs(kind: str, num_edges: int, heads: int, dim: int, dtype: torch.dt
             data = replace(data, clamp=CLAMP)
         else:
             if data.features is None:
-                data = replace(data, features=randn(num_edges, RANK))
+                data = replace(data, features=randn(num_edges, rank))
             if part == "key_factor":
-                data = replace(data, key_factor=randn(RANK, heads, dim) / RANK**0.5)
+                data = replace(data, key_factor=randn(rank, heads, dim) / rank**0.5)
             else:
                 name = {"key_features": "key_weight", "value_features": "value_weight"}[part]
-                data = replace(data, **{name: randn(heads, dim, RANK)})
+                data = replace(data, **{name: randn(heads, dim, rank) * (RANK / rank) ** 0.5})
     return data
 
 
 def bound_edges(
-    graph: EdgeList, kind: str | None, order: torch.Tensor, heads: int, dim: int, dtype: torch.dtype = torch.float32
+    graph: EdgeList,
+    kind: str | None,
+    order: torch.Tensor,
+    heads: int,
+    dim: int,
+    dtype: torch.dtype = torch.float32,
+    rank: int = RANK,
 ) -> BoundEdges:
     """Edge data of a kind, bound to a format with the edges `order`; with nothing in it where the kind is None."""
-    data = EdgeData() if kind is None else edge_inputs(kind, graph.num_edges, heads, dim, dtype)
+    data = EdgeData() if kind is None else edge_inputs(kind, graph.num_edges, heads, dim, dtype, rank)
     return bind(data, EdgeOrder(order), graph.shape, order.device)
 
 

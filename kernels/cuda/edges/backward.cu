@@ -13,6 +13,9 @@
 //   u_i = W^T q_i           t_i = sum_j ds_ij a_ij           dW  = scale * sum_i q_i t_i^T
 //   u'_i = W'^T dO_i        s_i = sum_j D_ij p_ij a_ij       dW' = sum_i dO_i s_i^T
 //
+// Of wide features both passes get <u_i, a_ij> and <u'_i, a_ij> of each edge, and the pass over rows writes the weights of
+// t, s and da (features/wide_features.cu).
+//
 // One template for both passes. A lane group (lane_group.cuh) processes a row of A, or of A^T:
 //
 //                    own rows      gathered rows   sums
@@ -63,6 +66,8 @@ struct Params {
   const void* features;          // [nnz][16]
   const float* projected_query;  // [H][num_rows][16]  u
   const float* projected_grad;   // [H][num_rows][16]  u'
+  const float* key_products;     // [nnz][H]  <u, a> of wide features
+  const float* grad_products;    // [nnz][H]  <u', a>
   const void* additive_weight;   // [H][kDim]  a of additive attention
   const void* key_factor;        // [num_factors][H][kDim]  contiguous
 #include "score/score_term_pointers.cuh"
@@ -109,7 +114,8 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
   using Term = ScoreTerm<kIn, kTerms>;
-  static constexpr bool kHasEdgeData = kHasFeatures || kTerms & (kTypes | kKeyFactor) || Term::kEdgeValues > 0;
+  static constexpr bool kHasEdgeData =
+      kHasFeatures || kTerms & (kTypes | kKeyFactor | kWideKeys | kWideValues) || Term::kEdgeValues > 0;
   // Sums of a lane: dq and t and s, or dk and dv.
   static constexpr int kSecond = kLaneDims;  // first of dv, or of t
   static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // first of s
@@ -123,12 +129,15 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures
   static constexpr int kPartial = Base::kLanes * kLanePartial;
   // Blocks per SM that __launch_bounds__ leaves registers for, without spills.
   static constexpr int kOtherTerms = kTerms & ~(kKeyFeatures | kValueFeatures | kDropout);
+  static constexpr bool kHasWideFeatures = kTerms & (kWideKeys | kWideValues);
   static constexpr bool kIsLargest =
-      kHasFeatures && (Base::kLaneFeatures > 8 || kTerms & kKeyFactor ||
+      (kHasWideFeatures && kTerms & kTypes) ||
+      (kHasFeatures && (Base::kLaneFeatures > 8 || kTerms & kKeyFactor ||
                        (Base::kLaneFeatures == 8 && (kIsWide<kIn> || kOtherTerms || kDim % 4)) ||
-                       (kIsWide<kIn> && ((kHasKeyFeatures && kHasValueFeatures) || kTerms & kTypes)));
+                       (kIsWide<kIn> && ((kHasKeyFeatures && kHasValueFeatures) || kTerms & kTypes))));
   static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor) ||
                                    Term::kRowValues + Term::kColumnValues > 4 ||
+                                   (kHasWideFeatures && (kTerms & kExpression || (kArch >= 1000 && Base::kOwn > 1))) ||
                                    (kPass == Pass::kColumns ? kIsWide<kIn> || Base::kOwn == 1
                                                             : kIsWide<kIn> && kOtherTerms && Base::kOwn > 1);
   static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
@@ -301,7 +310,8 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     int gathered[kUnroll], type[kUnroll];
     i64 edge[kUnroll];
     // On sm_100 and newer an address of each edge in each array would stay in registers throughout the loop.
-    const int start = kArch >= 1000 && Group::kHasFeatures ? opaque(first) : first;
+    constexpr bool kKeepsAddresses = kArch < 1000 || !(Group::kHasFeatures || Group::kHasWideFeatures);
+    const int start = kKeepsAddresses ? first : opaque(first);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const bool exists = first + i < count;
@@ -322,13 +332,17 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     }
     indices = opaque_pointer(indices + kUnroll);
     typename Group::Term terms[kOwn];
-    float lse[kOwn], delta[kOwn];
+    float lse[kOwn], delta[kOwn], key_product[kOwn] = {}, value_product[kOwn] = {};  // of one lane of the head
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const bool exists = first + Group::own_edge(lane, j) < count;
       const i64 e = Group::own(edge, lane, j);
       lse[j] = row_lse, delta[j] = row_delta;
       if (exists) terms[j].load_edge(p, e, loaded_head);
+      if (exists && lane_of_head < kBatch) {
+        if constexpr (kTerms & kWideKeys) key_product[j] = __ldg(p.key_products + e * p.num_heads + loaded_head);
+        if constexpr (kTerms & kWideValues) value_product[j] = __ldg(p.grad_products + e * p.num_heads + loaded_head);
+      }
       if constexpr (!kOverRows) {
         const char* const address = row_state + mul_wide_s32(Group::own(gathered, lane, j), state_bytes);
         const float2 state = exists ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
@@ -352,7 +366,10 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
             Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), first_dim);
           }
           if constexpr (kTerms & kKeyFactor) {
-            if (first + i < count) multiply_by_features<kIn, kDim, Group>(x[b], p, edge[i], loaded_head, first_dim);
+            constexpr bool kManyFactors = kTerms & kWideFactors;
+            if (first + i < count) {
+              multiply_by_features<kIn, kDim, Group, kManyFactors>(x[b], p, edge[i], loaded_head, first_dim);
+            }
           }
           if constexpr (kTerms & kAdditive) {
             product[b] = additive_product(additive, own_first, x[b], p.additive_slope);
@@ -378,6 +395,10 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
             grad_product[b] += dot(grad_features, features[i]);
           }
         }
+        if constexpr (Group::kUsesScore && kTerms & kWideKeys) {
+          product[b] = fmaf(own_scale, Group::of_own_edge(key_product, lane, i), product[b]);
+        }
+        if constexpr (kTerms & kWideValues) grad_product[b] += Group::of_own_edge(value_product, lane, i);
       }
       Group::sum_over_head(product, lane);
       Group::sum_over_head(grad_product, lane);
@@ -407,8 +428,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         if (exists && has_head && lane_of_head < kBatch) {
           const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
           terms[j].store_edge_gradients(p, at);
-          if (kTerms & (kKeyFeatures | kTypes | kKeyFactor) && p.score_weights) p.score_weights[at] = p.scale * score_weight;
-          if (kTerms & kValueFeatures && p.value_weights) p.value_weights[at] = value_weight;
+          constexpr int kWithScoreWeights = kKeyFeatures | kTypes | kKeyFactor | kWideKeys;
+          if (kTerms & kWithScoreWeights && p.score_weights) p.score_weights[at] = p.scale * score_weight;
+          if (kTerms & (kValueFeatures | kWideValues) && p.value_weights) p.value_weights[at] = value_weight;
         }
       }
 #pragma unroll

@@ -1,7 +1,7 @@
 // O = softmax(s) V edge by edge, for narrow heads on sparse graphs and for edge data; bound by the gathers of rows of K
 // and V.
 //
-//   k_ij = w_ij * k_j + W a_ij                            elementwise; a_ij: up to 16 features of the edge
+//   k_ij = w_ij * k_j + W a_ij                            elementwise; a_ij: features of the edge
 //   w_ij = w[type_ij], or sum_r a_ijr w_r                 key_factor.cuh
 //   v_ij = v_j + W' a_ij
 //   s_ij = f(scale * <q_i, k_ij>)                         f: the score term (score_terms.cuh)
@@ -15,6 +15,8 @@
 // an edge costs 2 x 16 multiply-adds per head, and no tensor of edges has kDim columns. For most shapes the 16 features
 // are distributed over the lanes of a head, and the kernels of feature_products.cu compute u before this kernel and add
 // W' s after it. For 4 or 8 heads of 10 to 16 dimensions in a group this kernel computes all of it (pair_features.cuh).
+// Wide features, of more than 16 columns: this kernel gets <u_i, a_ij> of each edge, and writes its score in the same
+// place, from which features/wide_features.cu computes s.
 //
 // Order that must not change
 //   [1]  Before griddepcontrol_wait only items and indices are read: the previous kernel may still write Q, K, V and
@@ -49,6 +51,7 @@ struct Params {
   const float* projected;   // [H][num_rows][16]  u; without pairs
   void* feature_sums;       // [H][num_rows][16]  s, divided by the sum of the weights; without pairs
   const uint4* feature_weights;  // [H][W, then W'][32]  packed by pack_features.cu; with pairs
+  float* edge_scores;           // [nnz][H]  wide features: <u, a> with W, then times kScoreUnit the score with W'
   const void* additive_weight;  // [H][kDim]  a of additive attention
   const void* key_factor;       // [num_factors][H][kDim]  contiguous
 #include "score/score_term_pointers.cuh"
@@ -83,8 +86,10 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kV
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
   static constexpr bool kIsLargest =
       kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>)) ||
-      (kHasFeatures && kTerms & kKeyFactor);
-  static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor);
+      (kHasFeatures && kTerms & kKeyFactor) ||
+      (kTerms & (kWideKeys | kWideValues) && kTerms & kExpression && (kTerms & kTypes || kLaneDims > 8));
+  static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor) ||
+                                   (kTerms & (kWideKeys | kWideValues) && kTerms & kExpression);
   static constexpr bool kTight = kArch != 900 && ScoreTerm<kIn, kTerms>::kEdgeValues > 1;
   static constexpr int kMinBlocks = kIsLargest                         ? 2
                                     : kIsWide<kIn>                     ? (kIsLarge ? 3 : 4)
@@ -265,10 +270,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
     }
     indices = opaque_pointer(indices + kUnroll);
     ScoreTerm<kIn, kTerms> terms[kOwn];
+    float product[kOwn] = {};  // <u, a>, in one lane of the head, which also stores the score
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       const int i = Group::own_edge(lane, j);
       if (first + i < count) terms[j].load_edge(p, first_edge + i, loaded_head);
+      if constexpr (kTerms & kWideKeys) {
+        const float* const source = p.edge_scores + (first_edge + i) * p.num_heads + loaded_head;
+        if (first + i < count && lane_of_head < kUnroll / kOwn) product[j] = *source;
+      }
       terms[j].load_column(p, Group::own(edge_key, lane, j), loaded_head);
     }
     float score[kUnroll];
@@ -289,7 +299,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
         for (int d = 0; d < kLaneDims; ++d) x[d] *= weight[d];
       }
       if constexpr (kTerms & kKeyFactor) {
-        if (first + i < count) multiply_by_features<kIn, kDim, Group>(x, p, first_edge + i, loaded_head, first_dim);
+        constexpr bool kManyFactors = kTerms & kWideFactors;
+        if (first + i < count) {
+          multiply_by_features<kIn, kDim, Group, kManyFactors>(x, p, first_edge + i, loaded_head, first_dim);
+        }
       }
       if constexpr (kTerms & kAdditive) {
         score[i] = additive_product(additive, query, x, p.additive_slope);
@@ -298,6 +311,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       }
       if constexpr (Group::kHasLaneFeatures && kTerms & kKeyFeatures) {
         score[i] = add_dot(score[i], projected, features[i]);
+      }
+      if constexpr (kTerms & kWideKeys) {
+        score[i] = fmaf(query_scale, Group::of_own_edge(product, lane, i), score[i]);
       }
     }
     if constexpr (Group::kHasPairs && Group::kUsesKey && kTerms & kKeyFeatures) pairs.add_scores(score, pair_words);
@@ -310,6 +326,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       terms[j].load_head(p, loaded_head);
       const float transformed = terms[j].apply(score_scale * score[j], p) * kLackingUnit<kIn, kTerms>;
       score[j] = exists ? transformed : negative_infinity();
+      if constexpr (kTerms & kWideValues) {
+        const i64 edge = first_edge + Group::own_edge(lane, j);
+        if (exists && has_head && lane_of_head < kUnroll / kOwn) p.edge_scores[edge * p.num_heads + head] = score[j];
+      }
       new_max = fmaxf(new_max, score[j]);
     }
     if constexpr (kOwn == 1) {

@@ -119,6 +119,11 @@ struct LaneGroup {
       return x[j];
     }
   }
+  // x[j] for own edge i = own_edge(lane, j), else 0.
+  template <int kCount>
+  __device__ static __forceinline__ float of_own_edge(const float (&x)[kCount], int lane, int i) {
+    return kOwn == 1 ? (own_edge(lane, 0) == i ? x[0] : 0.0f) : x[i % kCount];
+  }
   // kOwn = 1: x of the lane whose own edge is i; else x.
   __device__ static __forceinline__ float of_edge(float x, int lane, int i) {
     return kOwn == 1 ? __shfl_sync(kFullWarp, x, lane / 4 * 4 + lane_of_edge(i)) : x;

@@ -22,6 +22,9 @@ enum EdgeTerm {
   kExpression = 16,
   kAdditive = 32,   // additive_score.cuh
   kKeyFactor = 64,  // key_factor.cuh
+  kWideKeys = 128,     // in place of kKeyFeatures with more than 16 columns: features/wide_features.cu
+  kWideValues = 256,   // in place of kValueFeatures
+  kWideFactors = 512,  // beside kKeyFactor
 };
 
 template <Element kIn>

@@ -12,10 +12,11 @@ from ...runtime.jit import Kernel, KernelInstance, get_kernel
 from ...runtime.launch import launch_kernel
 from ...terms.edge_data import BoundEdges
 from ..data import Fused3SData
-from ..score_values import Members, gradient_members, new_value_gradients, summed_gradients, terms_of
+from ..score_values import Members, gradient_members, is_wide, new_value_gradients, summed_gradients, terms_of
 from ..tiles.backward import new_gradients, wanted_of
 from .features import FEATURES, add_features, project_query, weight_gradients
 from .forward import TERM_DEFAULTS, WARPS, edge_tensors, heads_of_lane_group, lane_alignment, term_scalars
+from .wide_features import WideGradients
 
 SOURCE = "edges/backward.cu"
 FEATURE_LANES = 4  # lanes per item in `gradients_of_features`
@@ -64,7 +65,7 @@ def launch_edge_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     if into is not None and not all(map(is_, into, aligned_rows(into, *alignment))):
         into = None
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
-    if into and edges is not None and edges.key_weight is not None:
+    if into and edges is not None and edges.key_weight is not None and not is_wide(edges):
         (grad_query,) = new_gradients(query)  # add_features needs contiguous rows
     scalars = num_rows, num_heads, scale, () if edges is None else term_scalars(edges)
     _launch(
@@ -128,17 +129,20 @@ class _EdgeTensors:
         self.data, self.edges, self.wanted = data, edges, wanted
         self.of_values = new_value_gradients(edges, query, data, wanted)
         self.projected_query = self.projected_grad = self.key_sums = self.value_sums = self.of_additive = None
-        if edges.key_weight is not None:  # u = W^T q
+        self.wide = WideGradients(data, query, grad_output, edges) if is_wide(edges) else None
+        if self.wide is None and edges.key_weight is not None:  # u = W^T q
             self.projected_query = project_query(query, edges.key_weight.contiguous())
             self.key_sums = query.new_empty((num_heads, num_rows, FEATURES))
-        if edges.value_weight is not None:  # u' = W'^T dO
+        if self.wide is None and edges.value_weight is not None:  # u' = W'^T dO
             self.projected_grad = project_query(grad_output, edges.value_weight.contiguous())
             self.value_sums = query.new_empty((num_heads, num_rows, FEATURES))
         of_features = "padded_features" in wanted
         self.wants_factors = bool(wanted & FACTORS) or (of_features and edges.key_factor is not None)
-        self.score_weights = of_edges(self.wants_factors or (of_features and edges.key_weight is not None))
-        self.value_weights = of_edges(of_features and edges.value_weight is not None)
-        self.for_columns = edge_tensors(edges)
+        of_keys = of_features or self.wide is not None  # t of narrow features is a sum of the row pass
+        of_values = of_features or (self.wide is not None and "value_weight" in wanted)
+        self.score_weights = of_edges(self.wants_factors or (of_keys and edges.key_weight is not None))
+        self.value_weights = of_edges(of_values and edges.value_weight is not None)
+        self.for_columns = edge_tensors(edges) | ({} if self.wide is None else self.wide.products)
         self.for_columns |= {"projected_query": self.projected_query, "projected_grad": self.projected_grad}
         if "additive_weight" in wanted:
             shape = num_rows, num_heads, query.shape[2]
@@ -160,14 +164,17 @@ class _EdgeTensors:
     ) -> Gradients:
         """All wanted gradients, given those of query, key and value; called after both passes."""
         edges, wanted = self.edges, self.wanted
-        if of_rows.query is not None and self.key_sums is not None:  # dq += W t
-            add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
         found = {}
-        if "padded_features" in wanted:
+        if self.wide is not None:
+            weights = {"key_weight": self.score_weights, "value_weight": self.value_weights}
+            found |= self.wide.gradients(of_rows.query, weights, wanted)
+        elif "padded_features" in wanted:
             found["padded_features"] = _feature_gradient(
                 *(self.data, edges.padded_features, self.score_weights, self.projected_query),
                 *(self.value_weights, self.projected_grad),
             )
+        if of_rows.query is not None and self.key_sums is not None:  # dq += W t
+            add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
         if self.wants_factors:
             of_factor, of_features = _factor_gradients(self.data, query, key, self.score_weights, edges)
             if "padded_features" in wanted and of_features is not None:
@@ -177,7 +184,7 @@ class _EdgeTensors:
             found["additive_weight"] = self.of_additive.sum(0).to(query.dtype)
         found.update(summed_gradients(edges, self.of_values))
         products = {"key_weight": (query, self.key_sums), "value_weight": (grad_output, self.value_sums)}
-        names = [name for name in products if name in wanted]
+        names = [name for name in products if name in wanted and self.wide is None]
         if names:
             gradients = weight_gradients([products[name] for name in names], edges.num_features)
             found.update(zip(names, gradients, strict=True))

@@ -17,13 +17,13 @@ from ...backends.cuda import split_scratch
 from ...runtime.device import WARP_SIZE, gpu_limits
 from ...runtime.jit import Kernel, KernelInstance, get_kernel
 from ...runtime.launch import launch_kernel
-from ...terms.edge_data import BoundEdges
+from ...terms.edge_data import FEATURE_STEP, BoundEdges
 from ..score_values import contiguous
 
 # As in cuda/features/feature_rows.cuh:
 WARPS = 8
 ROWS_PER_TILE = 16
-FEATURES = 16
+FEATURES = FEATURE_STEP
 PACK_THREADS = 256  # as in cuda/features/pack_features.cu
 PACK_PAIR_FEATURES = KernelInstance("features/pack_features.cu", "pack_pair_features")
 PAIR_WORDS = 128  # int32 words of a packed weight, per head

@@ -13,8 +13,17 @@ from ...runtime.jit import Kernel, KernelInstance, get_kernel
 from ...runtime.launch import launch_kernel
 from ...terms.edge_data import BoundEdges
 from ..data import Fused3SData
-from ..score_values import SCORE_DEFAULTS, VALUES, Members, contiguous, product_unit, score_scalars, terms_of
-from ..shapes import KEY_FEATURES, VALUE_FEATURES
+from ..score_values import (
+    SCORE_DEFAULTS,
+    VALUES,
+    Members,
+    contiguous,
+    is_wide,
+    product_unit,
+    score_scalars,
+    terms_of,
+)
+from ..shapes import KEY_FEATURES, VALUE_FEATURES, WIDE_KEYS, WIDE_VALUES
 from ..tuning import MOST_LANES, tuning_for
 from .features import (
     FEATURES,
@@ -24,6 +33,7 @@ from .features import (
     pack_features,
     project_query,
 )
+from .wide_features import Side, add_feature_sums, feature_products
 
 # As in cuda/edges/lane_group.cuh:
 WARPS = 4
@@ -128,11 +138,19 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
     output = torch.empty_like(query, dtype=out_dtype, memory_format=torch.contiguous_format)
     if output.numel() == 0:
         return output
-    kernel, feature_sums = get_kernel(instance, query.device.index), None
+    kernel, feature_sums, scores = get_kernel(instance, query.device.index), None, None
     num_groups = -(-num_heads // heads_of_lane_group(num_heads, dim, dtype))
     num_items, num_partials = data.row_items.shape[0], data.row_parts.shape[0] * num_groups
     if edges is not None and takes_pairs(num_heads, dim, dtype, terms):
         of_edges["feature_weights"] = pack_features(PACK_PAIR_FEATURES, edges, num_heads, PAIR_WORDS, PAIR_WORDS)
+    elif edges is not None and is_wide(edges):
+        if terms & WIDE_KEYS:
+            (scores,) = feature_products(data, of_edges["features"], [Side(query, edges.key_weight)])
+        elif terms & WIDE_VALUES:
+            scores = data.new_of_edges(query, (num_heads,), torch.float32)
+        of_edges["edge_scores"] = scores
+        if lse is None:  # the sums of features read it
+            lse = query.new_empty((num_rows, num_heads), dtype=torch.float32)
     elif edges is not None:
         if edges.key_weight is not None:  # u = W^T q
             of_edges["projected"] = project_query(query, edges.key_weight.contiguous())
@@ -161,6 +179,8 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
     )
     if feature_sums is not None:  # O += W' s
         add_features(output, feature_sums, edges.value_weight.contiguous())
+    elif terms & WIDE_VALUES:
+        add_feature_sums(output, data, edges, scores, lse)
     return output
 
 

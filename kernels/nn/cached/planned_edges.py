@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 
 from ... import AttentionPlan, BoundEdges, EdgeData, plan_attention
-from ...backends import REGISTRY
 from ...graph.edge_list import EdgeList
 from ...runtime.semaphores import is_capturing
-from ...terms.edge_data import MAX_FEATURES
 from ...torch_side.tensor_record import tensors_of
 from .self_loops import check_graph
 from .tensor_memo import TensorMemo
@@ -101,16 +99,7 @@ def _bind(plan: AttentionPlan, features: Tensor) -> BoundEdges:
     columns = features.shape[1]
     if plan.edge_order is not None and features.shape[0] != (num_edges := plan.edge_order.num_edges):
         raise ValueError(f"edge_attr: got shape {tuple(features.shape)}; [{num_edges}, {columns}] is needed")
-    if columns <= MAX_FEATURES:
-        return plan.bind_edges(EdgeData(features=features), check_values=False)
-    if not REGISTRY[plan.backend].autograd:
-        able = ", ".join(name for name, backend in REGISTRY.items() if backend.takes_edges and backend.autograd)
-        raise ValueError(
-            f"edge_attr: got {columns} columns with backend {plan.backend}, which takes up to {MAX_FEATURES}; project "
-            f"them to {MAX_FEATURES}, or take a backend without this limit: {able}"
-        )
-    features = features.index_select(0, plan.edge_order.edge_of_csr)
-    return BoundEdges(plan.edge_order, padded_features=features, num_features=columns)
+    return plan.bind_edges(EdgeData(features=features), check_values=False)
 
 
 def values_as_features(edge_index: Tensor) -> Tensor | None:

@@ -63,6 +63,7 @@ def assert_same(found, expected, backend):
 LAYERS = {
     "TransformerConv": {"beta": True},
     "TransformerConv-edges": {"beta": True, "edge_dim": 3},
+    "TransformerConv-wide edges": {"beta": True, "edge_dim": 20},
     "GATConv": {},
     "GATConv-edges": {"edge_dim": 3},
     "GATConv-edges-sum": {"edge_dim": 3, "fill_value": "add"},

@@ -137,16 +137,6 @@ def test_weights_of_an_adapted_edge_layer_are_pygs():
         torch.testing.assert_close(weights, right)
 
 
-def test_results_of_an_adapted_edge_layer_are_features_of_the_kernels():
-    """Which have up to 16; a plain layer's features are its inputs."""
-    edge_index, x, edge_attr = torch.randint(N, (2, E)), torch.randn(N, 4), torch.randn(E, 5)
-    layer = fused3s.nn.TransformerConv(4, 16, heads=2, edge_dim=5, backend="formula")
-    layer(x, edge_index, edge_attr)
-    adapted(layer.double(), "lin_edge", [])
-    with pytest.raises(ValueError, match=r"edge_attr: got 32 columns with backend formula, which takes up to 16"):
-        layer(x.double(), edge_index, edge_attr.double())
-
-
 def test_bound_edges_cannot_pass_through_a_hook():
     layer = fused3s.nn.TransformerConv(4, 3, edge_dim=5, backend="scatter")
     edge_index = torch.randint(N, (2, E))

@@ -71,15 +71,15 @@ def test_a_training_step_is_that_of_float64(monkeypatch, heads, width, switches,
 
 
 @pytest.mark.usefixtures("unset_memory")
-@pytest.mark.parametrize(("heads", "width"), [(1, 64), (3, 13)])
-def test_float32_weights_under_autocast_with_edge_attributes(heads, width):
+@pytest.mark.parametrize(("heads", "width", "edge_dim"), [(1, 64, 3), (3, 13, 3), (3, 13, 20)])
+def test_float32_weights_under_autocast_with_edge_attributes(heads, width, edge_dim):
     torch.manual_seed(0)
-    layer = fused3s.nn.TransformerConv(16, width, heads=heads, edge_dim=3, backend="fused3s")
-    exact = fused3s.nn.TransformerConv(16, width, heads=heads, edge_dim=3, backend="reference").double()
+    layer = fused3s.nn.TransformerConv(16, width, heads=heads, edge_dim=edge_dim, backend="fused3s")
+    exact = fused3s.nn.TransformerConv(16, width, heads=heads, edge_dim=edge_dim, backend="reference").double()
     exact.load_state_dict(layer.state_dict())
     graph = EDGE_CASES["hub"]().tocoo()
     edge_index = torch.stack([torch.from_numpy(graph.col), torch.from_numpy(graph.row)]).long()
-    x, attr = torch.randn(graph.shape[0], 16), torch.randn(graph.nnz, 3)
+    x, attr = torch.randn(graph.shape[0], 16), torch.randn(graph.nnz, edge_dim)
     with cuda_on_cpu(MODES["late"]):
         with torch.autocast("cpu", torch.float16):
             plan = layer.plan(edge_index, len(x))

@@ -15,6 +15,7 @@ from fused3s.nn.attention_conv import warn_of_slower_layer
 from fused3s.nn.cached import edge_scores, planned_edges
 
 pytestmark = pytest.mark.usefixtures("formula")
+FLOAT = torch.float32
 BACKENDS = ["reference", "csr_unfused", "scatter", "dgl", "formula"]  # the last has a backward pass of its own
 # concat, beta, bias, root_weight: every pair of values
 SWITCHES = [
@@ -90,8 +91,8 @@ def test_graphs_directed_and_bipartite(number, name):
     assert_same(theirs, ours, problem.arguments)
 
 
-@pytest.mark.parametrize("backend", BACKENDS[:-1])
-def test_more_edge_features_than_kernels_take(backend):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_wide_edge_features(backend):
     theirs, ours = layers((7, 7), 6, heads=2, edge_dim=37, beta=True, backend=backend)
     problem = Problem("wide", edge_dim=37)
     assert_same(theirs, ours, problem.arguments)
@@ -287,12 +288,6 @@ ATTR = torch.zeros(2, 3)
         ({}, (X, [[0], [1]]), TypeError, "edge_index: got list"),
         ({"edge_dim": 3}, (X, EDGES), ValueError, "edge_attr: got none.*edge_dim=3"),
         ({"edge_dim": 2}, (X, EDGES, ATTR), ValueError, r"edge_attr: got shape \(2, 3\); \[E, 2\]"),
-        (
-            {"edge_dim": 17, "backend": "formula"},
-            (X, EDGES, torch.zeros(2, 17)),
-            ValueError,
-            "17 columns with backend form",
-        ),
         ({"edge_dim": 17}, (X, EDGES, torch.zeros(3, 17)), ValueError, r"edge_attr: got shape \(3, 17\); \[2, 17\] is"),
     ],
 )
@@ -365,11 +360,40 @@ def test_gpu_cached_edge_features_survive_use_on_another_stream():
 
 
 @pytest.mark.gpu
-def test_gpu_more_edge_features_than_kernels_take():
-    problem = Problem("hub", edge_dim=37, dtype=torch.float32)
-    theirs, ours = layers(7, 6, heads=2, edge_dim=37, backend="auto", dtype=torch.float32)
-    arguments = [each.cuda() for each in problem.arguments]
-    with pytest.warns(SlowerBackendWarning, match="edge_dim=37 runs as message passing with the backend scatter"):
-        out = ours.cuda()(*arguments)
-    expected = theirs.double()(*[each.double() if each.is_floating_point() else each for each in problem.arguments])
-    assert relative_error(out.cpu(), expected) <= 1e-5
+@pytest.mark.filterwarnings("error::fused3s.SlowerBackendWarning")
+@pytest.mark.parametrize("edge_dim", [17, 32, 100, 128, 256])
+def test_gpu_wide_edge_features(edge_dim):
+    """Output and all gradients, in one node and layer by layer (beta)."""
+    for beta in (False, True):
+        problem = Problem("hub", edge_dim=edge_dim, dtype=torch.float32)
+        theirs, ours = layers(7, 6, heads=2, edge_dim=edge_dim, backend="auto", dtype=torch.float32, beta=beta)
+        x, edge_index, edge_attr = problem.arguments
+        found = []
+        for layer, device, dtype in ((ours, "cuda", FLOAT), (theirs, "cpu", FLOAT), (theirs, "cpu", torch.float64)):
+            layer = layer.to(device, dtype)
+            leaves = [each.to(device, dtype).requires_grad_() for each in (x, edge_attr)]
+            out = layer(leaves[0], edge_index.to(device), leaves[1])
+            grads = torch.autograd.grad(out.square().sum(), [*leaves, *layer.parameters()])
+            found.append([each.cpu() for each in (out.detach(), *grads)])
+        for got, plain, expected in zip(*found, strict=True):
+            assert relative_error(got, expected) <= 4 * relative_error(plain, expected) + 1e-5
+
+
+@pytest.mark.gpu
+def test_gpu_wide_edge_features_never_become_keys_and_values():
+    """Peak memory of both passes is below one [E, H C] tensor."""
+    edges, heads, columns = 400_000, 8, 64
+    conv = fused3s.nn.TransformerConv(16, columns, heads=heads, edge_dim=32, backend="fused3s").cuda()
+    x, edge_index = torch.randn(2_000, 16, device="cuda"), torch.randint(2_000, (2, edges), device="cuda")
+    edge_attr = torch.randn(edges, 32, device="cuda", requires_grad=True)
+
+    def step():
+        edge_attr.grad = None
+        conv(x, edge_index, edge_attr).square().sum().backward()
+
+    step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    assert torch.cuda.max_memory_allocated() - before < 4 * edges * heads * columns

@@ -21,7 +21,16 @@ from fused3s import KernelCompileError
 from fused3s.fused.edges.backward import edge_backward_instances
 from fused3s.fused.edges.features import product_instance
 from fused3s.fused.edges.forward import edge_instance, is_packed
-from fused3s.fused.shapes import DROPOUT, EXPRESSION, KEY_FACTOR, KEY_FEATURES, VALUE_FEATURES
+from fused3s.fused.edges.wide_features import wide_instance
+from fused3s.fused.shapes import (
+    DROPOUT,
+    EXPRESSION,
+    KEY_FACTOR,
+    KEY_FEATURES,
+    VALUE_FEATURES,
+    WIDE_KEYS,
+    WIDE_VALUES,
+)
 from fused3s.fused.shapes import TYPES as EDGE_TYPES
 from fused3s.fused.tiles.backward import backward_instance
 from fused3s.fused.tiles.forward import choose_instance, heads_of_group
@@ -162,6 +171,25 @@ def test_feature_products(arch):
     for dtype, registers in ((HALF, 80), (BFLOAT, 80), (FLOAT, 128)):
         dims = in_turn((2, 10, 16, 24, 36, 256), arch, shift=dtype.itemsize)
         check([product_instance("weight_gradient", dtype, dim) for dim, _ in dims], arch, registers)
+
+
+@every_arch
+def test_wide_features(arch):
+    """Every lane group, head group and number of sides; both passes with what they take from them."""
+    functions = (("feature_products",), ("feature_gradients",), ("feature_sums", False), ("feature_sums", True))
+    shapes = product(functions, (32, 64, 128), (1, 2, 4, 8), (1, 2))
+    instances = []
+    for ((function, *options), columns, heads, sides), types in in_turn(shapes, arch):
+        dtype = FLOAT if columns == 64 else types[0]
+        instances.append(wide_instance(function, dtype, columns, heads, sides, *options))
+    check(instances, arch, 128)
+    features = WIDE_KEYS | WIDE_VALUES
+    terms = (features, features | DROPOUT, features | EXPRESSION, features | EDGE_TYPES | DROPOUT, WIDE_VALUES)
+    for ((heads, dim), term), types in in_turn(product(((8, 16), (8, 8), (4, 12), (1, 256)), terms), arch):
+        for dtypes in (types, (FLOAT, FLOAT)):
+            score = SCORES[1] if term & EXPRESSION else None
+            shape = *dtypes, dim, heads, term, score
+            check([edge_instance(*shape), *edge_backward_instances(*shape)], arch, 255)
 
 
 @every_arch

@@ -1,0 +1,278 @@
+"""Edge features of more than 16 columns: products before and behind the edge-by-edge kernels, which take one number per
+edge and head of them (cuda/features/wide_features.cu). Products with the weights are GEMMs of torch.
+
+    x_ij = <u_i, a_ij>      u = W^T q, W'^T dO      before both passes
+    s_i  = sum_j w_ij a_ij  W s is added to the output or to dq; dW = sum_i q_i s_i^T
+    da_ij = sum w_ij u_i    over sides and heads
+
+A side is a weight: W with the rows of q, or W' with those of dO. All is computed for MOST_COLUMNS columns or fewer at a
+time: u and s take [H, N, columns] each, and no tensor of edges has H d columns.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ...backends.cuda import split_scratch
+from ...runtime.device import WARP_SIZE
+from ...runtime.jit import KernelInstance, get_kernel
+from ...runtime.launch import launch_kernel
+from ...terms.dropout import Dropout
+from ...terms.edge_data import BoundEdges
+from ..data import Fused3SData
+
+SOURCE = "features/wide_features.cu"
+MOST_COLUMNS, LEAST_COLUMNS = 128, 32  # of a launch: 32 lanes of four, or 8
+SMALL_PROJECTION = 1 << 22  # elements of u that no graph saves by launches of fewer columns
+LEAST_LANES, LANE_COLUMNS = 8, 4
+MOST_HEADS = 8  # of a head group
+WARPS = 4  # as in cuda/edges/lane_group.cuh
+GEMM_ROWS = 1024  # rows of a partial sum of a weight's gradient: one GEMM over all rows would have a few blocks
+
+
+class Side(NamedTuple):
+    """rows [N, H, d] of q or dO, any strides; weight [H, d, r] of their type."""
+
+    rows: torch.Tensor
+    weight: torch.Tensor
+
+
+@lru_cache
+def wide_instance(
+    function: str, dtype: torch.dtype, columns: int, num_heads: int, sides: int, *options: bool
+) -> KernelInstance:
+    """An instance of "feature_products", "feature_sums" (option: whether from scores) or "feature_gradients"."""
+    lanes = max(LEAST_LANES, 1 << (-(-columns // LANE_COLUMNS) - 1).bit_length())
+    return KernelInstance(SOURCE, function, (dtype, lanes, _heads_of_group(num_heads), sides, *options))
+
+
+def _heads_of_group(num_heads: int) -> int:
+    """The fewest idle heads, then the most heads."""
+    candidates = [heads for heads in (1, 2, 4, 8) if heads < 2 * num_heads and heads <= MOST_HEADS]
+    return min(candidates, key=lambda heads: (-(-num_heads // heads) * heads, -heads))
+
+
+def feature_products(data: Fused3SData, features: torch.Tensor, sides: Sequence[Side]) -> list[torch.Tensor]:
+    """<u_i, a_ij> of each side, [nnz, H] float32; u = weight^T rows.
+
+    Args:
+        data: A, with the arrays of the edge-by-edge kernels.
+        features: [nnz, `padded_columns(r)`] of the sides' type, contiguous.
+    """
+    num_heads = sides[0].rows.shape[1]
+    products = [data.new_of_edges(features, (num_heads,), torch.float32) for _ in sides]
+    for columns in _chunks(features, sides[0].rows):
+        tensors = _by_side("projected", [_project(side, columns) for side in sides]) | _by_side("products", products)
+        _launch(data, "feature_products", features, columns, num_heads, len(sides), tensors, adds=columns.start > 0)
+    return products
+
+
+def add_feature_sums(
+    output: torch.Tensor, data: Fused3SData, edges: BoundEdges, scores: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """output[i] += W' sum_j D_ij p_ij a_ij, with p_ij = exp(score_ij - lse_i) and the dropout of the call.
+
+    The sum is in float32 and rounded once.
+
+    Args:
+        output: [N, H, d]; updated in place.
+        scores: [nnz, H] float32, times kScoreUnit, as the forward kernel writes them.
+        lse: [N, H] float32.
+    """
+    features, weight = edges.padded_features.contiguous(), edges.value_weight
+    for columns in _chunks(features, output):
+        (sums,) = _feature_sums(data, features, columns, [scores], output, lse, edges)
+        add_product(output, sums, weight[..., columns])
+
+
+def add_product(output: torch.Tensor, sums: torch.Tensor, weight: torch.Tensor) -> None:
+    """output[n, h, d] += sum_c weight[h, d, c] sums[h, n, c]; `sums` has columns behind those of `weight`, which count
+    for nothing."""
+    with torch.autocast(output.device.type, enabled=False):
+        product = torch.bmm(sums[..., : weight.shape[2]], weight.float().transpose(1, 2))
+    output += product.transpose(0, 1)
+
+
+def feature_sums(
+    data: Fused3SData, features: torch.Tensor, weights: Sequence[torch.Tensor], rows: torch.Tensor
+) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+    """sum_j w_ij a_ij of each side, [H, N, columns] float32, for slices of the columns of the features.
+
+    Args:
+        weights: w of each side, [nnz, H] float32.
+        rows: [N, H, d], for the sizes.
+    """
+    for columns in _chunks(features, rows):
+        yield columns, _feature_sums(data, features, columns, weights, rows)
+
+
+def weight_gradient(rows: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """[H, d, columns] float32: sum_n rows[n, h, d] sums[h, n, c], of [N, H, d] and [H, N, columns] float32.
+
+    Partial sums of GEMM_ROWS rows are added in a fixed order.
+    """
+    num_rows, num_heads, dim = rows.shape
+    blocks = num_rows // GEMM_ROWS
+    whole = blocks * GEMM_ROWS
+    rows = rows.float().permute(1, 2, 0)  # [H, d, N]
+    with torch.autocast(rows.device.type, enabled=False):
+        gradient = torch.bmm(rows[..., whole:], sums[:, whole:])
+        if blocks:
+            parts = rows[..., :whole].reshape(num_heads, dim, blocks, GEMM_ROWS).transpose(1, 2)
+            partial = parts @ sums[:, :whole].reshape(num_heads, blocks, GEMM_ROWS, -1)
+            gradient += partial.sum(1)
+    return gradient
+
+
+def feature_gradients(
+    data: Fused3SData, features: torch.Tensor, sides: Sequence[Side], weights: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """[nnz, columns of `features`], of its type: sum over sides and heads of w_ij u_i."""
+    gradient = data.new_of_edges(features, features.shape[1:], features.dtype)
+    num_heads = sides[0].rows.shape[1]
+    for columns in _chunks(features, sides[0].rows):
+        tensors = _by_side("projected", [_project(side, columns) for side in sides]) | _by_side("weights", weights)
+        tensors["gradient"] = gradient[:, columns]
+        _launch(data, "feature_gradients", features, columns, num_heads, len(sides), tensors)
+    return gradient
+
+
+class WideGradients:
+    """Wide features in the backward pass.
+
+    Attributes:
+        products: members of struct Params of cuda/edges/backward.cu.
+    """
+
+    def __init__(self, data: Fused3SData, query: torch.Tensor, grad_output: torch.Tensor, edges: BoundEdges) -> None:
+        self._data, self._features = data, edges.padded_features.contiguous()
+        sides = {"key_weight": Side(query, edges.key_weight), "value_weight": Side(grad_output, edges.value_weight)}
+        self._sides = {name: side for name, side in sides.items() if side.weight is not None}
+        self.products: dict[str, torch.Tensor] = {}
+        if self._sides:
+            found = feature_products(data, self._features, [*self._sides.values()])
+            names = {"key_weight": "key_products", "value_weight": "grad_products"}
+            self.products = {names[name]: each for name, each in zip(self._sides, found, strict=True)}
+
+    def gradients(
+        self, grad_query: torch.Tensor | None, weights: dict[str, torch.Tensor | None], wanted: frozenset[str]
+    ) -> dict[str, torch.Tensor]:
+        """The wanted gradients of features and weights; adds W t to that of q.
+
+        Args:
+            grad_query: [N, H, d], or None.
+            weights: by weight, what the row pass wrote for each edge: scale * ds, D p.
+        """
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in self._sides if name in wanted}
+        names = [name for name in self._sides if name in wanted or (name == "key_weight" and grad_query is not None)]
+        if names:
+            rows = self._sides[names[0]].rows
+            for columns, sums in feature_sums(self._data, self._features, [weights[name] for name in names], rows):
+                for name, each in zip(names, sums, strict=True):
+                    side = self._sides[name]
+                    if name == "key_weight" and grad_query is not None:
+                        add_product(grad_query, each, side.weight[..., columns])
+                    if name in wanted:
+                        found[name].append(weight_gradient(side.rows, each))
+        gradients = {}
+        for name, parts in found.items():
+            weight = self._sides[name].weight
+            gradients[name] = torch.cat(parts, 2)[..., : weight.shape[2]].to(weight.dtype)
+        if "padded_features" in wanted:
+            gradients["padded_features"] = self._of_features(weights)
+        return gradients
+
+    def _of_features(self, weights: dict[str, torch.Tensor | None]) -> torch.Tensor:
+        if not self._sides:
+            return torch.zeros_like(self._features)
+        of_sides = [weights[name] for name in self._sides]
+        return feature_gradients(self._data, self._features, [*self._sides.values()], of_sides)
+
+
+def _chunks(features: torch.Tensor, rows: torch.Tensor) -> Iterator[slice]:
+    """Columns of each launch: as many as leave u of `rows` [N, H, d] no larger than the features."""
+    (num_rows, num_heads, _), width, step = rows.shape, features.shape[1], MOST_COLUMNS
+    while step > LEAST_COLUMNS and num_rows * num_heads * step > max(features.numel(), SMALL_PROJECTION):
+        step //= 2
+    return (slice(first, min(first + step, width)) for first in range(0, width, step))
+
+
+def _project(side: Side, columns: slice) -> torch.Tensor:
+    """u[h, n, c] = sum_d rows[n, h, d] weight[h, d, c], [H, N, columns] float32, 0 from column r on."""
+    weight = side.weight[..., columns].float()
+    if missing := columns.stop - columns.start - weight.shape[2]:
+        weight = functional.pad(weight, (0, missing))
+    with torch.autocast(weight.device.type, enabled=False):
+        return torch.bmm(side.rows.float().transpose(0, 1), weight)
+
+
+def _feature_sums(
+    data: Fused3SData,
+    features: torch.Tensor,
+    columns: slice,
+    weights: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    lse: torch.Tensor | None = None,
+    edges: BoundEdges | None = None,
+) -> list[torch.Tensor]:
+    """[H, N, columns] float32 of each side; with `lse` the weights are scores, and the dropout is that of `edges`."""
+    num_rows, num_heads, _ = rows.shape
+    shape = num_heads, num_rows, columns.stop - columns.start
+    sums = [rows.new_empty(shape, dtype=torch.float32) for _ in weights]
+    tensors = _by_side("weights", weights) | _by_side("sums", sums) | {"lse": lse}
+    dropout = None if edges is None else edges.dropout
+    if dropout is not None:
+        tensors |= {"dropout_seed": dropout.seed, "indices": data.indices}
+    _launch(data, "feature_sums", features, columns, num_heads, len(weights), tensors, lse is not None, dropout=dropout)
+    return sums
+
+
+def _by_side(name: str, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{name}_{side}": tensor for side, tensor in enumerate(tensors)}
+
+
+def _launch(
+    data: Fused3SData,
+    function: str,
+    features: torch.Tensor,
+    columns: slice,
+    num_heads: int,
+    sides: int,
+    tensors: dict[str, torch.Tensor | None],
+    *options: bool,
+    adds: bool = False,
+    dropout: Dropout | None = None,
+) -> None:
+    """Queue an instance of `wide_instance` for these columns on torch's current stream."""
+    num_items, num_rows = data.row_items.shape[0], data.size.num_rows
+    if not (num_items and num_rows):
+        return
+    width = columns.stop - columns.start
+    kernel = get_kernel(
+        wide_instance(function, features.dtype, width, num_heads, sides, *options), features.device.index
+    )
+    # Gradients of features sum over all heads.
+    groups = 1 if function == "feature_gradients" else -(-num_heads // _heads_of_group(num_heads))
+    if function == "feature_sums":
+        num_partials = data.row_parts.shape[0] * groups
+        tensors = tensors | split_scratch(kernel, num_partials, num_partials, features) | {"parts": data.row_parts}
+    launch_kernel(
+        kernel,
+        (-(-num_items // kernel.sizes.block_items), groups),
+        WARPS * WARP_SIZE,
+        {"items": data.row_items, "features": features[:, columns], **tensors},
+        kernel.scalars(
+            dropout_threshold=0 if dropout is None else dropout.threshold,
+            dropout_rescale=1.0 if dropout is None else dropout.rescale,
+            feature_stride=features.stride(0),
+            columns=width,
+            num_rows=num_rows,
+            num_items=num_items,
+            num_heads=num_heads,
+            adds=int(adds),
+        ),
+        overlaps=True,
+    )
