@@ -15,8 +15,7 @@ One autograd node before the first block returns the gradients of all weights; i
 joins both streams.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -37,6 +36,7 @@ from models.dense.block_training import (
 )
 from models.dense.residual_norm import ColumnSums
 from models.graph_transformer import DenseBlock, GraphTransformer, successive_blocks, weights_of
+from models.second_stream import SecondStream
 from models.separate_rows import SeparateRows
 
 Weights = list[list[Tensor]]  # of each block, in the order of `weights_of`
@@ -109,7 +109,7 @@ class FusedRows:
 class _Pass:
     """State of a forward and backward pass: rows, and the queued gradients of the weights."""
 
-    def __init__(self, rows: FusedRows | SeparateRows, second: "SecondStream", weights: Weights) -> None:
+    def __init__(self, rows: FusedRows | SeparateRows, second: SecondStream, weights: Weights) -> None:
         self.rows, self.second = rows, second
         self.no_gradients: list[list[Tensor | None]] = [[None] * len(of_block) for of_block in weights]
         self.gradients = list(self.no_gradients)
@@ -174,40 +174,3 @@ class _DenseBlock(torch.autograd.Function):
                 ]
             second.keep(attended, h2, h1, hidden, sums.partial, qkv_grad, *grads)
         return None, None, None, None, grads.attn_out, grads.sum1, None
-
-
-class SecondStream:
-    """A second CUDA stream for work whose results are needed later. On the CPU the work runs immediately.
-
-    torch does not know which tensors the second stream reads, so `keep` holds references to them. At most the work of
-    one `keep` may lag behind the current stream.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._kept: tuple[torch.cuda.Event, tuple[Tensor | None, ...]] | None = None
-
-    @contextmanager
-    def work(self) -> Iterator[None]:
-        """Queue work on the second stream, after all work queued on the current one."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def keep(self, *tensors: Tensor | None) -> None:
-        """Hold the tensors that the queued work reads; the current stream waits for the work of the previous `keep`."""
-        if self._stream is None:
-            return
-        if self._kept is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._kept[0])
-        self._kept = self._stream.record_event(), tensors
-
-    def join(self) -> None:
-        """Make the current stream wait for all work."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
-            self._kept = None

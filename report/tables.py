@@ -729,8 +729,8 @@ def doors(data: Data) -> Grid:
     """Forward pass and all gradients of attention as groups of users have it (bench/doors.py), host included: gather,
     PyG's softmax and scatter, eager and after `torch.compile`; for masks FlexAttention compiled; torch.sparse head by
     head; and ours, eager. Ratio: compiled over ours. GiB: peak of PyTorch's allocator. Triton: the kernel of
-    anemoi-models (baselines/anemoi.py, for 0.19) over ours, forward, fp16, on other graphs and on an H200 at an earlier
-    commit, geometric mean over n graphs."""
+    anemoi-models (bench/baselines/anemoi.py, for 0.19) over ours, forward, fp16, on other graphs and on an H200 at an
+    earlier commit, geometric mean over n graphs."""
     where, memory = {"bench": "doors", "region": "step"}, {"metric": "peak_memory"}
     ours, theirs = AUTO | of.EAGER, {"backend": ["pyg", "flex_attention"], "launch": "compiled"}
     others = {"torch.sparse": {"backend": "csr_unfused"}, "PyG": PYG | of.EAGER, "compiled": theirs, "ours": ours}

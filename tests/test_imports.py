@@ -15,6 +15,7 @@ ALLOWED = {
     "fused3s": set(),
     "data": {"fused3s"},
     "bench.baselines": {"fused3s", "data"},
+    "examples": {"fused3s", "data"},
     "configs": {"data", "bench.baselines"},
     "common": {"fused3s", "data", "configs"},
     "models.dense": {"fused3s"},

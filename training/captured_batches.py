@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
-from models.fast_training import SecondStream
+from models.second_stream import SecondStream
 from training.step import Step
 from training.tasks import Batch, Task
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,14 +25,12 @@ from models.machine import resolve_device
 from models.metrics import score
 from models.padded_batches import Room, padding_refused
 from models.trained_weights import TrainedWeights, save_weights
-from training.captured_graphs import CapturedGraphs
 from training.checkpoint import Best, identity, load_state, save_state
 from training.errors import TrainingError
 from training.log import LOG, EpochRecord, TrainingLog, is_log
 from training.losses import loss_for
 from training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from training.precision import WorkingCopy
-from training.samples import CapturedSamples, SampledNodesTask
 from training.setup import make_task, plan_for_training, resolve_precision, room_for_training
 from training.step import CapturedStep, Step
 from training.tasks import Task
@@ -40,7 +38,12 @@ from training.tasks import Task
 INITIAL_SHARE = 0.05  # of the initial weights in the average at the end of a run, above which there is a warning
 LAST, BEST = "last.pt", "best.safetensors"
 logger = logging.getLogger(__name__)
-Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
+
+if TYPE_CHECKING:
+    from training.captured_graphs import CapturedGraphs
+    from training.samples import CapturedSamples
+
+    Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
 
 
 @dataclass(frozen=True)
@@ -321,7 +324,7 @@ class Trainer:
         self.backend = plan.backend
         return plan
 
-    def _captured(self) -> tuple[Runner, str]:
+    def _captured(self) -> "tuple[Runner, str]":
         """The step as a CUDA graph where runtime.cuda_graph and the task allow it, and the reason."""
         asked = self.config.runtime.cuda_graph
         if asked is False:
@@ -332,6 +335,9 @@ class Trainer:
             try:
                 if self.task.static is not None:
                     return CapturedStep(self.step, self.task.static), chosen
+                from training.captured_graphs import CapturedGraphs  # on use: of several batches on a GPU
+                from training.samples import CapturedSamples, SampledNodesTask
+
                 capture = CapturedSamples if isinstance(self.task, SampledNodesTask) else CapturedGraphs
                 runner = capture(self.step, self.task, self._room)
                 size = f"{runner.size.rows:,} nodes and {runner.size.edges:,} edges"

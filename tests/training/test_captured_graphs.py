@@ -13,8 +13,8 @@ from reference_room import CalledAgain, ReferenceRoom, capture_steps_on_cpu
 
 import fused3s
 from models import GraphTransformer
-from models.fast_training import SecondStream
 from models.padded_batches import padding_refused
+from models.second_stream import SecondStream
 from training import Trainer, captured_batches, captured_graphs, samples, step, tasks
 
 

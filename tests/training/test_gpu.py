@@ -10,7 +10,7 @@ from data import csr_batches
 from data.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
-from models.fast_training import SecondStream
+from models.second_stream import SecondStream
 from training import Trainer, tasks
 from training.captured_batches import CapturedBatches
 
