@@ -27,7 +27,6 @@ ALLOWED = {
         *("fused3s", "data", "bench.baselines", "configs", "common"),
         *("models", "models.inference", "training", "parallel", "examples"),
     },
-    "examples": {"fused3s", "data"},
     "report": {"configs", "common", "bench"},
 }
 PACKAGES = sorted({room.split(".")[0] for room in ALLOWED})
