@@ -650,7 +650,8 @@ def layers(data: Data) -> Grid:
     """Milliseconds of a training step with PyG's `TransformerConv` and with ours (3 layers of 8 heads x 16 columns;
     forward, loss, backward, AdamW; host included), each in its fastest way: eager, `torch.compile`, or its
     `mode="reduce-overhead"` where the graph stays. All are timed alternately; times are medians. `wrong`: the worst
-    row of PyG's output is further from float64 than allowed. Last column: our step by `CapturedLoop`."""
+    row of PyG's output is further from float64 than allowed ([why](docs/semantics.md#sums-in-bfloat16)). Last column:
+    our step by `CapturedLoop`."""
     columns = {}
     for name, kind in (("fp32", of.FP32), ("bf16", BF16)):
         columns[f"{name}: best PyG"] = show_best(kind | PYG)
@@ -668,7 +669,7 @@ def all_layers(data: Data) -> Grid:
     medians. A workload with new batches or samples brings a new `edge_index` in every step; drawing it is not timed.
     Ratio: the fastest of PyG's three over the fastest of ours. GiB: peak memory of these two. Captured: our step by
     `CapturedLoop`. GPU busy: time of our fastest step in which the GPU computes. `wrong`: the worst row of PyG's output
-    is further from float64 than allowed. "-": not measured."""
+    is further from float64 than allowed ([why](semantics.md#sums-in-bfloat16)). "-": not measured."""
     columns = {
         f"{name} {how}": show(side | of.TIME | {"launch": launch}, ".2f")
         for name, side in (("PyG", PYG), ("ours", AUTO))
@@ -698,7 +699,7 @@ def scale(data: Data) -> Grid:
     layers of 8 heads x 16 columns; forward, loss, backward, AdamW; host included). They are timed alternately; times
     are medians. GiB: peak of PyTorch's allocator. Synthetic graphs of 200,000 nodes whose degrees follow a power law.
     `oom`: out of memory. `error`: the compiled step ends in "CUDA driver error: invalid argument". `wrong`: the worst
-    row of PyG's output is further from float64 than allowed."""
+    row of PyG's output is further from float64 than allowed ([why](semantics.md#sums-in-bfloat16))."""
     compiled, memory = PYG | {"launch": "compiled"}, {"metric": "peak_memory"}
     sides = {"eager PyG": PYG | of.EAGER, "compiled PyG": compiled, "ours": AUTO | of.EAGER}
     columns = {f"ms: {name}": show(of.TIME | side, ".1f") for name, side in sides.items()}
