@@ -126,7 +126,7 @@ class Workload(Section):
 
     graph: str = Field(min_length=1)  # data set
     layer: Literal["transformer", "gat", "gatv2"] = "transformer"  # of PyG, and ours in its place
-    edge_dim: int | None = Field(default=None, ge=1, le=256)  # columns of edge features, random numbers
+    edge_dim: int | None = Field(default=None, ge=1)  # columns of edge features, random numbers
     batch: Count | None = None  # small graphs of a step
     seeds: Count | None = None
     # Neighbours that are drawn for each node, with replacement and without repeated edges; the seeds' come first, as

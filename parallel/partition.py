@@ -17,7 +17,7 @@ WINDOW_ROWS = 16  # contiguous parts begin at a row window
 EDGES_PER_ROW = 8
 BYTES_PER_EDGE = 40  # of the matrix in both orders
 METIS_BYTES_PER_EDGE = 120  # of the symmetric graph, METIS's own copies included
-METIS_SEED = 0
+MAX_PARTS = 4096  # `Partition.halo` holds a number for each pair
 
 
 class PartitionError(ValueError):
@@ -132,8 +132,8 @@ def assign_rows(graph: Any, num_parts: int, method: str) -> np.ndarray:
     """
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}; allowed are {', '.join(METHODS)}")
-    if not isinstance(num_parts, int) or num_parts < 1:
-        raise ValueError(f"num_parts: got {num_parts}; an integer from 1 on is needed")
+    if not isinstance(num_parts, int) or not 1 <= num_parts <= MAX_PARTS:
+        raise ValueError(f"num_parts: got {num_parts}; an integer from 1 to {MAX_PARTS} is needed")
     matrix = _pattern(graph)
     weights = np.diff(matrix.indptr).astype(np.int64) + EDGES_PER_ROW
     return _by_metis(matrix, weights, num_parts) if method == "metis" else _contiguous(weights, num_parts)
@@ -178,7 +178,7 @@ def _by_metis(matrix: sp.csr_array, weights: np.ndarray, num_parts: int) -> np.n
         raise PartitionError(f"method: got 'metis' for {both.nnz} edges; this pymetis takes {most}: take 'contiguous'")
     weights = np.maximum(weights // (1 + int(weights.sum()) // (most // 2)), 1).astype(integer)
     graph = pymetis.CSRAdjacency(both.indptr.astype(integer), both.indices.astype(integer))
-    _, parts = pymetis.part_graph(num_parts, graph, vweights=weights, options=pymetis.Options(seed=METIS_SEED))
+    _, parts = pymetis.part_graph(num_parts, graph, vweights=weights, options=pymetis.Options(seed=0))
     return np.asarray(parts, dtype=np.int32)
 
 

@@ -12,7 +12,7 @@ from torch_geometric.nn import Sequential
 import fused3s
 from fused3s.nn import TransformerConv
 
-FOLDERS = ("baselines", "bench", "configs", "data", "dense", "examples", "inference", "kernels", "models", "parallel")
+FOLDERS = ("bench", "common", "configs", "data", "examples", "kernels", "models", "parallel")
 NODES, DIM, CLASSES = 120, 32, 3
 
 

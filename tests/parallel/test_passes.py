@@ -10,7 +10,9 @@ import scipy.sparse as sp
 import torch
 from poison import poisoned_buffers
 
+from fused3s import Dropout
 from parallel import Group, partition_graph, plan_part_attention
+from parallel.passes import Call
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
 from tests.cuda_shim.oracle import assert_attention
 
@@ -71,3 +73,12 @@ def test_parts_give_the_rows_of_the_whole_graph(partition, monkeypatch, place, d
     if place == "cpu":  # nothing leaves or reaches the third part
         names = [name.split("<")[0] for name in shim.launched]
         assert [names.count(name) for name in ("pack_rows", "combine_rows")] == [2, 2]
+
+
+def test_each_plan_of_each_rank_draws_a_mask_of_its_own(partition):
+    call, shape, seeds = Call(1.0, torch.float32, Dropout(0.1, 5)), {"dtype": torch.float32, "head_dim": 8}, []
+    for rank, part in enumerate(partition[0]):
+        group = Group(rank, PARTS, torch.device("cpu"), "gloo")
+        passes = plan_part_attention(part, group, backend="reference", **shape).passes
+        seeds += [int(call.mask(number, group.device).seed) for number in passes.masks]
+    assert len(set(seeds)) == 2 * PARTS

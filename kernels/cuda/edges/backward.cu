@@ -131,7 +131,7 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures
   static constexpr int kOtherTerms = kTerms & ~(kKeyFeatures | kValueFeatures | kDropout);
   static constexpr bool kHasWideFeatures = kTerms & (kWideKeys | kWideValues);
   static constexpr bool kIsLargest =
-      (kHasWideFeatures && kTerms & kTypes) ||
+      (kHasWideFeatures && kTerms & (kTypes | kAdditive)) ||
       (kHasFeatures && (Base::kLaneFeatures > 8 || kTerms & kKeyFactor ||
                        (Base::kLaneFeatures == 8 && (kIsWide<kIn> || kOtherTerms || kDim % 4)) ||
                        (kIsWide<kIn> && ((kHasKeyFeatures && kHasValueFeatures) || kTerms & kTypes))));
