@@ -15,6 +15,7 @@ from bench.edge_inputs import EdgeInputs
 from bench.kernels import Problem
 from common.records import Row
 from configs.bench import BenchConfig, Shape
+from fused3s.backends.reference import ReferenceBackend
 from fused3s.runtime.cuda_graph import CaptureError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,7 +83,7 @@ def test_wrong_edge_data_is_a_wrong_output(monkeypatch, tmp_path):
 def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alone(monkeypatch, tmp_path):
     kept, seen = [], []
 
-    class Anemoi(type(REGISTRY["reference"])):
+    class Anemoi(ReferenceBackend):
         name = "anemoi"
 
         def keep_edge_tensor(self, edges):
@@ -114,7 +115,7 @@ def test_what_a_backend_or_a_rebuilt_plan_does_not_take_is_said(monkeypatch, tmp
 
 
 def test_a_rebuilt_plan_builds_the_format_at_each_call(monkeypatch, tmp_path):
-    builds, reference = [], type(REGISTRY["reference"])
+    builds, reference = [], ReferenceBackend
 
     class Counted(reference):
         name = "counted"

@@ -19,7 +19,7 @@ def without_gpu(monkeypatch):
 def with_gpu(monkeypatch):
     """Every backend says that it can run on the device."""
     for backend in REGISTRY.values():
-        monkeypatch.setattr(type(backend), "unavailable", lambda self, device: None)
+        monkeypatch.setattr(backend, "unavailable", lambda device: None)
     monkeypatch.setattr("models.dense.block.cuda_unavailable", lambda device: None)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100")
