@@ -175,51 +175,39 @@ def _draw_steps(axes: Axes, steps: pd.Series) -> None:
     axes.set_xlabel("ms", size=7)
 
 
-class Dots(NamedTuple):
-    """Axes of `dots`: rows, ours, the other kernels, and the best one of these on a graph."""
+class Side(NamedTuple):
+    """Bars of `bars_over_best`: name, colour, rows, ours, and the best other kernel on a graph."""
 
-    title: str
+    name: str
+    colour: str
     where: Where
     ours: Where
-    theirs: Where
     best: Where
 
 
-def dots(data: Data, label: str, parts: Sequence[Dots]) -> Figure | None:
-    """A dot for each other kernel on each graph: the speed-up over it, hollow on a graph that is not real.
-
-    A ring around the ratio over the best other kernel, and a line at the geometric mean of those.
-    """
-    panels, by = [], ["data_sha256"]
-    for part in parts:
-        others = on.in_order(data.pick({**part.where, **part.theirs})["series"])
-        found = {name: data.pairs(part.where, part.ours, {**part.theirs, "series": name}, by) for name in others}
-        if any(map(len, found.values())):
-            panels.append((part, found))
-    if not panels:
+def bars_over_best(data: Data, sides: Sequence[Side]) -> Figure | None:
+    """For each graph a bar a side: the speed-up over the best other kernel, whose name stands at its end. The graph
+    with the largest speed-up is at the top."""
+    found = [(side, data.pairs(side.where, side.ours, side.best, ["data_sha256"])) for side in sides]
+    found = [(side, rows) for side, rows in found if len(rows)]
+    if not found:
         return None
-    counts = [len(distinct(pd.concat(found.values()))) for *_, found in panels]
-    width = min(max(on.WIDTH, 1.2 + 0.26 * sum(counts)), on.MOST_WIDTH)
-    figure, grid = on.new_figure(width, 3.9, 1, len(panels), sharey=True, width_ratios=counts)
-    for axes, (part, found) in zip(grid[0], panels, strict=True):
-        graphs = distinct(pd.concat(found.values()))
-        for series, rows in found.items():
-            places, shade = graphs.index.get_indexer(rows["data_sha256"]), on.colour(series)
-            faces = [shade if kind == "real" else "none" for kind in rows["kind"]]
-            axes.vlines(places, rows["low"], rows["high"], color=shade, linewidth=0.7)
-            axes.scatter(places, rows["ratio"], s=14, c=faces, edgecolors=shade, linewidths=0.8, zorder=2)
-            axes.scatter([], [], s=14, color=shade, label=f"{series}: {_means(rows)}")
-        on.name_graphs(axes, graphs)
-        best = data.pairs(part.where, part.ours, part.best, by)
-        ring = f"best other kernel: {_means(best)}"
-        places = graphs.index.get_indexer(best["data_sha256"])
-        axes.plot(places, best["ratio"], "o", mfc="none", mec="black", ms=8, label=ring)
-        axes.axhline(mean(best["ratio"]), color="black", linewidth=0.8, linestyle="--")
-        axes.axhline(1, color="black", linewidth=0.6)
-        device = pd.concat(found.values())["device"].iloc[0]
-        on.legend_above(axes, 1 if len(panels) > 1 else 3, title=f"{part.title}, {device}")
-    on.log_axis(grid[0, 0].yaxis, "x")
-    grid[0, 0].set_ylabel(label)
+    every = pd.concat([rows for _, rows in found])
+    graphs = distinct(every).assign(mean=every.groupby("data_sha256")["ratio"].agg(mean)).sort_values("mean")
+    figure, grid = on.new_figure(on.WIDTH, 0.9 + 0.28 * len(graphs))
+    axes, height = grid[0, 0], 0.8 / len(found)
+    for nth, (side, rows) in enumerate(found):
+        places = graphs.index.get_indexer(rows["data_sha256"]) + (len(found) / 2 - nth - 0.5) * height
+        axes.barh(places, rows["ratio"], height, color=side.colour, label=f"{side.name}: {_means(rows)}")
+        others = data.pick({**side.where, **side.best}).drop_duplicates("data_sha256").set_index("data_sha256")["note"]
+        for place, sha, ratio in zip(places, rows["data_sha256"], rows["ratio"], strict=True):
+            axes.text(ratio, place, f" {ratio:.1f}x  {others[sha]}", va="center", size=on.SMALL)
+    axes.axvline(1, color="black", linewidth=0.6)
+    names = [f"{row.label}, {on.edges(row.nnz)} edges" for row in graphs.itertuples()]
+    axes.set_yticks(range(len(graphs)), names, size=7)
+    axes.set_xlim(0, 1.25 * every["ratio"].max())
+    axes.set_xlabel("speed-up over the best other kernel, which is named", size=7)
+    axes.legend(loc="lower right", fontsize=7)
     return figure
 
 
