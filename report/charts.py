@@ -132,26 +132,27 @@ def by_edges(
     return figure
 
 
-def waterfall(data: Data, where: Where, steps: Mapping[str, Where]) -> Figure | None:
-    """From the first of the `steps` to the last, one factor at a time: five graphs, and the geometric mean of all those
-    on which all ran undisturbed."""
+def waterfall(data: Data, where: Where, steps: Mapping[str, Where], title: str) -> Figure | None:
+    """From the first of the `steps` to the last, one factor at a time: the geometric mean of the graphs on which all
+    ran undisturbed.
+
+    Args:
+        title: `{factors}` becomes the factors, the largest first.
+    """
     measured = {name: data.measured({**where, **step}) for name, step in steps.items()}
     columns = [found.loc[found["disturbed"] != "yes", "value"] for found in measured.values()]
     times = pd.concat(columns, axis=1, keys=measured, join="inner")  # by graph and d
     if times.empty:
         return None
     rows = distinct(data.pick({**where, **next(iter(steps.values()))}))
-    order = sorted(times.index.get_level_values(0), key=lambda sha256: rows.at[sha256, "nnz"])
-    times = times.droplevel(1).loc[order]
-    some = [order[round(nth)] for nth in np.linspace(0, len(order) - 1, min(5, len(order)))]
-    charts = {f"{rows.at[one, 'label']}, {on.edges(rows.at[one, 'nnz'])} edges": times.loc[one] for one in some}
-    charts[f"geometric mean of {len(times)} real graphs"] = times.apply(mean)
-    columns = min(3, len(charts))
-    lines = -(-len(charts) // columns)
-    figure, grid = on.new_figure(1.3 + 2.6 * columns, 0.9 + 1.75 * lines, lines, columns, sharey=True)
-    for axes, (title, of_graph) in zip(on.first_axes(grid, len(charts)), charts.items(), strict=True):
-        _draw_steps(axes, of_graph)
-        axes.set_title(title, size=8)
+    graphs = rows.loc[rows.index.isin(times.index.get_level_values(0)), "label"]
+    means = times.apply(mean)
+    figure, grid = on.new_figure(on.WIDTH, 2.6)
+    _draw_steps(grid[0, 0], means)
+    grid[0, 0].set_xlabel(f"ms, geometric mean of {', '.join(graphs)}", size=7)
+    factors = {after: means[before] / means[after] for before, after in pairwise(means.index)}
+    largest = sorted(factors, key=factors.get, reverse=True)[:2]
+    figure.suptitle(title.format(factors=", ".join(f"{name} {factors[name]:.2f}x" for name in largest)))
     return figure
 
 
@@ -172,7 +173,6 @@ def _draw_steps(axes: Axes, steps: pd.Series) -> None:
     axes.set_xlim(left, steps.max() * (steps.max() / left) ** 0.35)
     axes.set_ylim(last + 0.6, -0.6)
     axes.set_yticks(range(last + 1), names, size=7)
-    axes.set_xlabel("ms", size=7)
 
 
 class Side(NamedTuple):
