@@ -74,3 +74,7 @@ def __getattr__(name: str) -> Any:
 
     globals()[name] = found = getattr(import_module(f"{__name__}.{_ON_USE[name]}"), name)
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,6 +3,7 @@
 import importlib.util
 import platform
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -64,3 +65,10 @@ def test_gpu_is_named(printed):
     lines, gpu = printed(), torch.cuda.get_device_properties(0)
     assert f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}" in line_of(lines, "GPU 0: ")
     assert line_of(lines, "driver ").split()[1][0].isdigit()
+
+
+def test_names_that_are_imported_on_use_are_listed():
+    """For completion in a shell, and `from fused3s import *`."""
+    code = "import fused3s, sys; print({*fused3s.__all__} - {*dir(fused3s)}, 'fused3s.captured_loop' in sys.modules)"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert listed == "set() False\n"
