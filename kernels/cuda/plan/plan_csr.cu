@@ -236,7 +236,23 @@ struct Side {
   }
 };
 
-// Stores sorted keys with copies of edges, row by row. Each round stores one copy of each edge and keeps the others.
+// Index behind the last copy of the edge of row_keys[first].
+template <typename Sides>
+__device__ __forceinline__ int end_of_copies(const Sides& side, const u64* row_keys, int first, int count) {
+  int low = first + 1, high = count;
+  while (low < high) {
+    const int middle = low + (high - low) / 2;
+    if (side.repeats(row_keys[middle], row_keys[first])) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Stores sorted keys with copies of edges, row by row. Each round stores the first copies of all edges that are left, as
+// many of each as the edge with the fewest has, and keeps the others.
 // Not inlined: it is rare, and would take registers from the common path.
 template <typename Sides, typename Group>
 __device__ __noinline__ void store_copies(const Sides& side, int window, const i64* smem_begin, u64* keys,
@@ -246,28 +262,36 @@ __device__ __noinline__ void store_copies(const Sides& side, int window, const i
     u64* const row_keys = keys + (place - smem_begin[0]);
     int count = static_cast<int>(smem_begin[row + 1] - place);
     while (count > 0) {
-      if (side.repeats(row_keys[0], row_keys[count - 1])) {  // copies of one edge
-        for (int i = group.rank; i < count; i += Group::kThreads) side.store(place + i, window, row_keys[i]);
-        break;
+      int edges = 0, fewest = count;
+      for (int first = 0; first < count; first += Group::kThreads) {
+        const int i = first + group.rank;
+        const bool begins = i < count && (i == 0 || !side.repeats(row_keys[i], row_keys[i - 1]));
+        int num_begun;
+        group.count_below(begins, num_begun);
+        edges += num_begun;
+        if (begins) fewest = min(fewest, end_of_copies(side, row_keys, i, count) - i);
       }
-      int left = 0;
-      u64 before_chunk = kNoKey;
+      fewest = group.least(fewest);
+
+      int begun = 0, left = 0;
       for (int first = 0; first < count; first += Group::kThreads) {
         const int i = first + group.rank;
         const bool exists = i < count;
-        const u64 key = exists ? row_keys[i] : 0, before = i == first ? before_chunk : exists ? row_keys[i - 1] : 0;
-        before_chunk = row_keys[min(first + Group::kThreads, count) - 1];
-        const bool repeats = exists && i > 0 && side.repeats(key, before);
-        int num_stored, num_left;
-        const int stored = group.count_below(exists && !repeats, num_stored);
-        const int own_left = left + group.count_below(repeats, num_left);
-        if (exists && !repeats) side.store(place + stored, window, key);
-        place += num_stored;
-        left += num_left;
+        const u64 key = exists ? row_keys[i] : 0;
+        // Keys before this one that matter are not overwritten yet: each edge so far has left out `fewest` keys.
+        const bool begins = exists && (i == 0 || !side.repeats(key, row_keys[i - 1]));
+        const bool stays = exists && i >= fewest && side.repeats(key, row_keys[i - fewest]);
+        int num_begun, num_left;
+        const int edge = begun + group.count_below(begins, num_begun) + begins - 1;
+        const int own_left = left + group.count_below(stays, num_left);
+        const int copy = i - edge * fewest - own_left;  // of a key that does not stay
+        if (exists && !stays) side.store(place + static_cast<i64>(copy) * edges + edge, window, key);
+        begun += num_begun, left += num_left;
         group.sync();  // all reads before any overwrite
-        if (repeats) row_keys[own_left] = key;
+        if (stays) row_keys[own_left] = key;
+        group.sync();
       }
-      group.sync();
+      place += static_cast<i64>(fewest) * edges;
       count = left;
     }
   }

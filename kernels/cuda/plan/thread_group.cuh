@@ -1,4 +1,4 @@
-// A warp or a block that processes one array: barrier, prefix sums, and a sort in shared memory.
+// A warp or a block that processes one array: barrier, prefix sums, a minimum, and a sort in shared memory.
 #pragma once
 #include "common.cuh"
 #include "ptx/bits.cuh"
@@ -15,6 +15,12 @@ __device__ __forceinline__ int warp_inclusive_sum(int x, int lane) {
   return x;
 }
 
+__device__ __forceinline__ int warp_least(int x) {
+#pragma unroll
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) x = min(x, __shfl_xor_sync(kFullWarp, x, distance));
+  return x;
+}
+
 struct WarpGroup {
   static constexpr int kThreads = kWarpSize;
   int rank;  // lane
@@ -27,6 +33,9 @@ struct WarpGroup {
     total = popc(mask);
     return popc(mask & lanes_below(rank));
   }
+
+  // The smallest x of all threads.
+  __device__ __forceinline__ int least(int x) const { return warp_least(x); }
 };
 
 template <int kWarps>
@@ -63,6 +72,16 @@ struct BlockGroup {
     exclusive_sums(x, sum);
     total = sum[0];
     return x[0];
+  }
+
+  __device__ __forceinline__ int least(int x) const {
+    const int lane = rank % kWarpSize;
+    x = warp_least(x);
+    if (lane == 0) smem_sums[rank / kWarpSize] = x;
+    __syncthreads();
+    x = warp_least(smem_sums[lane % kWarps]);
+    __syncthreads();  // smem_sums may be overwritten
+    return x;
   }
 };
 

@@ -117,6 +117,22 @@ def test_each_way_of_a_window(monkeypatch, name):
     check(monkeypatch, indptr.int(), indices.int(), shape, INPUTS["gpu"], label=f"{name}, a copy", part_edges=40)
 
 
+# Copies of the edges of a row, in three rows: of a window for a warp, for a block, and of more keys than it can sort.
+COPIES = {"warp": [[90, 3, 41, 1], [2, 2, 2], [200]], "block": [[700, 1, 650, 3] * 2, [1] * 40 + [300], [5, 4]]}
+COPIES["large"] = [[1500, 1499, 7, 1, 1], [1, 600, 2], [32] * 20]
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_edges_of_many_copies(monkeypatch, name):
+    generator, rows = np.random.default_rng(2), []
+    for copies in COPIES[name]:
+        columns = np.sort(generator.choice(500, len(copies), replace=False))
+        rows.append(generator.permutation(np.repeat(columns, copies)))
+    indptr, indices = (torch.from_numpy(each) for each in (np.cumsum([0, *map(len, rows)]), np.concatenate(rows)))
+    for mode in MODES if name == "warp" else ["random"]:
+        check(monkeypatch, indptr, indices, (3, 500), INPUTS["gpu"], mode=mode, label=name)
+
+
 @pytest.mark.parametrize("kind", ["repeated", "distinct"])
 def test_a_csr_of_many_edges_has_sort_keys_for_its_large_windows_alone(monkeypatch, kind):
     monkeypatch.setattr(gpu_csr, "COUNTED_EDGES", 1)
