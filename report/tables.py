@@ -587,7 +587,7 @@ def facts(data: Data) -> Grid:
 
 # Training steps of layers
 
-LAYERS = REAL | of.H200 | {"bench": "layers", "plan": ["fixed", "rebuilt"]}
+LAYERS = REAL | {"bench": "layers", "plan": ["fixed", "rebuilt"]}
 WORKLOADS = {
     "cora": "cora",
     "arxiv": "ogbn-arxiv",
@@ -610,13 +610,10 @@ def best(data: Data, where: Where) -> pd.Series | None:
     return None if found.empty else found.loc[found["value"].idxmin()]
 
 
-def show_best(where: Where, form: str = ".2f", names: bool = False) -> Cell:
+def show_best(where: Where) -> Cell:
     def cell(data: Data, line: Where) -> str:
         row = best(data, line | where)
-        if row is None:
-            return "-"
-        how = [LAUNCHES[row["launch"]]] * names + ["wrong"] * (row["status"] == "wrong")
-        return f"{row['value']:{form}}" + f" ({', '.join(how)})" * bool(how)
+        return "-" if row is None else f"{row['value']:.2f}" + " (wrong)" * (row["status"] == "wrong")
 
     return cell
 
@@ -629,14 +626,14 @@ def best_over_best(kind: Where) -> Cell:
     return cell
 
 
-def peak_of_best(side: Where) -> Cell:
-    """GiB of the fastest launch."""
+def metric_of_best(side: Where, metric: str, scale: float = 1) -> Cell:
+    """Another metric of the fastest launch."""
 
     def cell(data: Data, line: Where) -> str:
         if (row := best(data, line | side)) is None:
             return "-"
-        peak = data.pick(line | side | {"launch": row["launch"], "metric": "peak_memory"})["value"]
-        return f"{peak.iloc[-1] / 2**10:.2f}" if len(peak) else "-"
+        found = data.pick(line | side | {"launch": row["launch"], "metric": metric})["value"]
+        return f"{found.iloc[-1] * scale:.2f}" if len(found) else "-"
 
     return cell
 
@@ -676,21 +673,16 @@ def all_layers(data: Data) -> Grid:
         for launch, how in LAUNCHES.items()
     }
     columns["ratio"] = best_over_best({})
-    columns |= {f"GiB: {name}": peak_of_best(side) for name, side in (("PyG", PYG), ("ours", AUTO))}
+    columns["GiB: PyG"] = metric_of_best(PYG, "peak_memory", 2**-10)
+    columns["GiB: ours"] = metric_of_best(AUTO, "peak_memory", 2**-10)
     columns["captured"] = show(AUTO | of.GRAPH | of.TIME, ".2f")
-    columns["GPU busy"] = busy_of_best
+    columns["GPU busy"] = metric_of_best(AUTO, "gpu_busy")
     lines = {
         f"{name}, {kind}": line | types
         for kind, types in (("fp32", of.FP32), ("bf16", BF16))
         for name, line in steps_of().items()
     }
     return Grid("training step", lines, columns)
-
-
-def busy_of_best(data: Data, line: Where) -> str:
-    if (row := best(data, line | AUTO)) is None:
-        return "-"
-    return show({"launch": row["launch"], "metric": "gpu_busy"}, ".2f")(data, line | AUTO)
 
 
 @table()
