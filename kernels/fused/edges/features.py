@@ -69,9 +69,29 @@ def product_instance(
         out_dtype: output type of "add_features", torch.float32 or `dtype`.
     """
     if dtype == torch.float32:
-        return KernelInstance("features/weight_gradient_float.cu", "weight_gradient_float", (dim,))
+        return KernelInstance("features/weight_gradient_float.cu", f"{function}_float", (dim,))
     types = (dtype,) if out_dtype is None else (dtype, out_dtype)
     return KernelInstance("features/feature_products.cu", function, (*types, dim))
+
+
+def project_rows(rows: torch.Tensor, weight: torch.Tensor, columns: int) -> torch.Tensor:
+    """[H, N, columns] float32: sum_d rows[n, h, d] weight[h, d, c], 0 from the last column of `weight` on; a GEMM in
+    float32 of rows [N, H, d] and weight [H, d, r]."""
+    num_rows, num_heads, _ = rows.shape
+    padded = functional.pad(weight.float(), (0, columns - weight.shape[2]))
+    projected = rows.new_empty((num_heads, num_rows, columns), dtype=torch.float32)
+    return torch.bmm(rows.float().transpose(0, 1), padded, out=projected)  # by `out`, which autocast leaves alone
+
+
+def add_product(output: torch.Tensor, sums: torch.Tensor, weight: torch.Tensor) -> None:
+    """output[n, h, d] += sum_c weight[h, d, c] sums[h, n, c], a GEMM in float32; `sums` has columns behind those of
+    `weight`, which count for nothing."""
+    sums, weight = sums[..., : weight.shape[2]], weight.float().transpose(1, 2)
+    if output.dtype == torch.float32:
+        output.transpose(0, 1).baddbmm_(sums, weight)  # in place, which autocast leaves alone, as it does `out`
+    else:
+        product = sums.new_empty((*sums.shape[:2], weight.shape[2]))
+        output += torch.bmm(sums, weight, out=product).transpose(0, 1)
 
 
 def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -89,9 +109,8 @@ def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     projected = query.new_empty((num_heads, num_rows, FEATURES), dtype=torch.float32)
     if projected.numel() == 0:
         return projected
-    if query.dtype == torch.float32:  # by `out`, which autocast leaves alone
-        padded = functional.pad(weight, (0, FEATURES - weight.shape[2]))
-        return torch.bmm(query.transpose(0, 1), padded, out=projected)
+    if query.dtype == torch.float32:
+        return project_rows(query, weight, FEATURES)
     kernel = get_kernel(product_instance("project_query", query.dtype, dim), query.device.index)
     groups, (row_stride, head_stride, _) = -(-num_heads // kernel.sizes.block_items), query.stride()
     launch_kernel(
@@ -125,8 +144,7 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     if output.numel() == 0:
         return
     if weight.dtype == torch.float32:
-        sums = feature_sums[..., : weight.shape[2]]
-        output.transpose(0, 1).baddbmm_(sums, weight.transpose(1, 2))
+        add_product(output, feature_sums, weight)
         return
     kernel = get_kernel(product_instance("add_features", weight.dtype, dim, output.dtype), output.device.index)
     groups = -(-num_heads // kernel.sizes.block_items)

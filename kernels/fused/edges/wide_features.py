@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 
 from ...backends.cuda import split_scratch
 from ...runtime.device import WARP_SIZE
@@ -23,6 +22,7 @@ from ...runtime.launch import launch_kernel
 from ...terms.dropout import Dropout
 from ...terms.edge_data import BoundEdges
 from ..data import Fused3SData
+from .features import add_product, project_rows
 
 SOURCE = "features/wide_features.cu"
 MOST_COLUMNS, LEAST_COLUMNS = 128, 32  # of a launch: 32 lanes of four, or 8
@@ -86,14 +86,6 @@ def add_feature_sums(
     for columns in _chunks(features, output):
         (sums,) = _feature_sums(data, features, columns, [scores], output, lse, edges)
         add_product(output, sums, weight[..., columns])
-
-
-def add_product(output: torch.Tensor, sums: torch.Tensor, weight: torch.Tensor) -> None:
-    """output[n, h, d] += sum_c weight[h, d, c] sums[h, n, c]; `sums` has columns behind those of `weight`, which count
-    for nothing."""
-    with torch.autocast(output.device.type, enabled=False):
-        product = torch.bmm(sums[..., : weight.shape[2]], weight.float().transpose(1, 2))
-    output += product.transpose(0, 1)
 
 
 def feature_sums(
@@ -201,12 +193,7 @@ def _chunks(features: torch.Tensor, rows: torch.Tensor) -> Iterator[slice]:
 
 
 def _project(side: Side, columns: slice) -> torch.Tensor:
-    """u[h, n, c] = sum_d rows[n, h, d] weight[h, d, c], [H, N, columns] float32, 0 from column r on."""
-    weight = side.weight[..., columns].float()
-    if missing := columns.stop - columns.start - weight.shape[2]:
-        weight = functional.pad(weight, (0, missing))
-    with torch.autocast(weight.device.type, enabled=False):
-        return torch.bmm(side.rows.float().transpose(0, 1), weight)
+    return project_rows(side.rows, side.weight[..., columns], columns.stop - columns.start)
 
 
 def _feature_sums(
