@@ -62,7 +62,7 @@ struct FeatureLanes {
   __device__ static __forceinline__ int first_dim(int lane_of_group) { return lane_of_group * kLaneColumns; }
 };
 
-// What a lane knows of its row, and its accesses.
+// The item and the columns of a lane, and its loads of features and of u.
 template <Element kIn, int kLanes, int kHeads, int kSides>
 struct FeatureRow {
   static constexpr int kWords = kLaneColumns * kElement_bytes<kIn> / 4;

@@ -1,4 +1,4 @@
-"""What DGL's GATConv and GATv2Conv have around the layers of an edge_index: names, dropout of features, residual,
+"""Options of DGL's GATConv and GATv2Conv, added to the layers of an edge_index: names, dropout of features, residual,
 activation."""
 
 from collections.abc import Callable
