@@ -280,7 +280,7 @@ def test_a_model_is_compiled_without_a_graph_break(backend):
     # Inductor keeps float32 between layers that it fuses, where eager layers round to 16 bits: neither is the other's
     # oracle.
     exact = deepcopy(model).cpu().double()
-    output = exact(exact.prepare(made, plan_attention(made, backend="reference", backward=True)))
+    output = exact(exact.prepare(made, plan_attention(made, backend="reference", device="cpu", backward=True)))
     expected = output, *torch.autograd.grad(output.sum(), list(exact.parameters()))
     of_compiled, of_eager = ((output, *each) for output, each in zip(outputs, gradients, strict=True))
     for left, right, one in zip(of_compiled, of_eager, expected, strict=True):
