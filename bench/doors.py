@@ -11,12 +11,14 @@
 
     backend         launch
     auto            eager     ours
+    anemoi          eager     the Triton kernel of anemoi-models, whose version is in the note
     csr_unfused     eager     sampled product, softmax and sparse product of torch.sparse, head by head
     pyg             eager     gather, PyG's softmax and scatter, as the group's code does it
     pyg             compiled  the same after torch.compile, of each group's first type
     flex_attention  compiled  FlexAttention with masks made from booleans [B, S, S]
 
-`plan` is "rebuilt" where the masks are made anew in every pass. `peak_memory` is that of torch's allocator, inputs
+`plan` is "rebuilt" where the masks are made anew in every pass. `region` is "forward", without gradients, or "step",
+the forward pass and all gradients. `peak_memory` is that of torch's allocator, inputs
 included. Errors are those of a small instance against the same formula in float64: the largest of a row of the output,
 and in the note the largest of a gradient, norm over norm.
 """
@@ -25,6 +27,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +55,7 @@ Leaves = dict[str, Tensor]
 Run = Callable[[Leaves], Tensor]
 Name = tuple[str, str, str]  # backend, launch, plan
 OURS, EAGER, COMPILED = ("auto", "eager", "fixed"), ("pyg", "eager", "fixed"), ("pyg", "compiled", "fixed")
+ANEMOI = ("anemoi", "eager", "fixed")
 UNFUSED, FLEX = ("csr_unfused", "eager", "fixed"), ("flex_attention", "compiled", "fixed")
 OURS_NEW, FLEX_NEW = (*OURS[:2], "rebuilt"), (*FLEX[:2], "rebuilt")
 
@@ -144,7 +148,22 @@ def weather(device: torch.device, dtype: torch.dtype, nlat: int, cutoff: float) 
 
         return run
 
-    sides = {OURS: planned, EAGER: passed, COMPILED: lambda: passed(compiled(message_passing))}
+    def triton() -> Run:
+        if reason := REGISTRY["anemoi"].unavailable(device):
+            raise fused3s.BackendUnavailableError(reason)
+        from anemoi.models.triton.gt import graph_transformer_attention
+
+        by_source = source.argsort(stable=True)
+        of_sources = torch.searchsorted(source[by_source], torch.arange(nodes + 1, device=device))
+
+        def run(leaves: Leaves) -> Tensor:
+            q, k, v, attr, weight, bias = leaves.values()
+            edges = linear(attr, weight, bias).view(-1, heads, dim)
+            return graph_transformer_attention(q, k, v, edges, source, indptr, of_sources, by_source, ends[1])[0]
+
+        return run
+
+    sides = {OURS: planned, ANEMOI: triton, EAGER: passed, COMPILED: lambda: passed(compiled(message_passing))}
     return Problem(leaves, sides, passed(), ends.shape[1])
 
 
@@ -339,6 +358,8 @@ def side_rows(context: Context, case: Case, name: Name, small: Problem, problem:
     errors = errors_of(small, small.sides[name]())
     columns = checked(errors, TYPES[case.dtype])
     note = f"error of a small instance, of its gradients {errors.gradients:.1e}; {problem.edges:,} edges"
+    if name == ANEMOI:
+        note += f"; anemoi-models {metadata.version('anemoi-models')}"
     leaves = {leaf: one.requires_grad_() for leaf, one in problem.leaves.items()}
     on_gpu = device.type == "cuda"
     others = torch.cuda.memory_allocated(device) - sum(one.nbytes for one in leaves.values()) if on_gpu else 0
@@ -348,13 +369,21 @@ def side_rows(context: Context, case: Case, name: Name, small: Problem, problem:
     def step() -> None:
         torch.autograd.grad(run(leaves), list(leaves.values()), cotangent)
 
-    step()  # compiles
+    def forward() -> None:
+        with torch.no_grad():
+            run(leaves)
+
+    forward()  # compiles, as `step` does
+    step()
     reset_peak_memory(device)
     step()
     memory = peak_memory_mib(device) - others / 2**20
     peak = Spread.of([memory]).columns() | {"metric": "peak_memory", "unit": "MiB"}
-    spread = time_passes(step, device=device, repeats=context.config.repeats)
-    found = [spread.columns(), *([peak] if on_gpu else [])]
+    found = []
+    for region, passes in (("step", step), ("forward", forward)):
+        found.append(time_passes(passes, device=device, repeats=context.config.repeats).columns() | {"region": region})
+    if on_gpu:
+        found.append(peak)
     return [context.row(case, **each, **columns, note=note) for each in found]
 
 

@@ -708,35 +708,32 @@ def scale(data: Data) -> Grid:
 
 # Attention of groups of users
 
-DOORS = {
-    "mesh, 4 x 64, 300,000 nodes, fp32": {"variant": "mesh"} | of.FP32,
-    "weather, 16 x 64, 11 edge columns, bf16": {"variant": "weather"},
-    "driving, six layers of 8 x 16, 128 edge columns, fp32": {"variant": "driving"},
-    "relational, 8 x 32, three masks, bf16": {"variant": "relational", "plan": "fixed"},
-    "the same, new masks in every pass": {"variant": "relational", "plan": "rebuilt"},
+TRITON, FLEX = {"backend": "anemoi", "launch": "eager"}, {"backend": "flex_attention", "launch": "compiled"}
+UNFUSED, COMPILED_PYG = {"backend": "csr_unfused", "launch": "eager"}, PYG | {"launch": "compiled"}
+MESH, WEATHER = {"variant": "mesh"} | of.FP32, {"variant": "weather"}
+MASKS = {"variant": "relational"}
+DOORS = {  # each beside one of what its group uses
+    "mesh, 4 x 64, fp32: torch.sparse": MESH | UNFUSED,
+    "mesh, 4 x 64, fp32: PyG": MESH | PYG | of.EAGER,
+    "mesh, 4 x 64, fp32: compiled PyG": MESH | COMPILED_PYG,
+    "weather, 16 x 64, 11 edge columns, bf16: anemoi's Triton kernel": WEATHER | TRITON,
+    "weather, 16 x 64, 11 edge columns, bf16: compiled PyG": WEATHER | COMPILED_PYG,
+    "driving, six layers, 8 x 16, 128 edge columns, fp32: PyG": {"variant": "driving"} | PYG | of.EAGER,
+    "driving, six layers, 8 x 16, 128 edge columns, fp32: compiled PyG": {"variant": "driving"} | COMPILED_PYG,
+    "relational, three masks, 8 x 32, bf16: FlexAttention": MASKS | FLEX | {"plan": "fixed"},
+    "relational, masks made anew in every pass: FlexAttention": MASKS | FLEX | {"plan": "rebuilt"},
 }
 
 
 @table()
 def doors(data: Data) -> Grid:
-    """Forward pass and all gradients of attention as groups of users have it (bench/doors.py), host included: gather,
-    PyG's softmax and scatter, eager and after `torch.compile`; for masks FlexAttention compiled; torch.sparse head by
-    head; and ours, eager. Ratio: compiled over ours. GiB: peak of PyTorch's allocator. Triton: the kernel of
-    anemoi-models (bench/baselines/anemoi.py, for 0.19) over ours, forward, fp16, on other graphs and on an H200 at an
-    earlier commit, geometric mean over n graphs."""
-    where, memory = {"bench": "doors", "region": "step"}, {"metric": "peak_memory"}
-    ours, theirs = AUTO | of.EAGER, {"backend": ["pyg", "flex_attention"], "launch": "compiled"}
-    others = {"torch.sparse": {"backend": "csr_unfused"}, "PyG": PYG | of.EAGER, "compiled": theirs, "ours": ours}
-    columns = {f"ms: {name}": show(of.TIME | side, ".1f") for name, side in others.items()}
-    columns["ms: ratio"] = over(of.TIME | ours, of.TIME | theirs, by=["variant"])
-    columns |= {f"GiB: {name}": show(memory | side, ".1f", scale=2**-10) for name, side in others.items()}
-    columns["GiB: ratio"] = over(memory | ours, memory | theirs, by=["variant"])
-
-    def triton(data: Data, line: Where) -> str:
-        if line["variant"] != "weather" or data.pick(line | of.TIME | ours).empty:
-            return "-"
-        edges = of.TIME | of.WARM | of.OURS | of.H200 | {"bench": "edges", "edges": "low_rank_11"} | HALF
-        found = quiet(data.pairs(edges | {"heads": 16, "dim": 64}, {}, {"backend": "anemoi"}, HASH))
-        return f"{mean(found['ratio']):.2f} (n = {len(found)})" if len(found) else "-"
-
-    return Grid("attention", {name: where | line for name, line in DOORS.items()}, columns | {"Triton": triton})
+    """Attention of four groups of users, ours (eager) beside what they use: forward pass, and forward pass with all
+    gradients, host included; peak memory of both passes. `bench/doors.py` has the sizes and types."""
+    ours, memory, step, by = AUTO | of.EAGER, {"metric": "peak_memory"}, {"region": "step"}, ["variant"]
+    columns = {"ms: theirs": show(of.TIME | step, ".1f"), "ms: ours": show(of.TIME | step | ours, ".1f")}
+    for name, region in {"ms: ratio": step, "forward: ratio": {"region": "forward"}}.items():
+        columns[name] = over(of.TIME | region | ours, of.TIME | region, by=by)
+    columns["GiB: theirs"] = show(memory | step, ".1f", scale=2**-10)
+    columns["GiB: ours"] = show(memory | step | ours, ".1f", scale=2**-10)
+    columns["GiB: theirs / ours"] = over(memory | step | ours, memory | step, by=by)
+    return Grid("attention: beside", {name: {"bench": "doors"} | line for name, line in DOORS.items()}, columns)

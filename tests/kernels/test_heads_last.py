@@ -187,3 +187,12 @@ def test_compiled(form):
     adj = FORMS[form](edges, torch.ones(edges.num_edges, dtype=torch.float64))
     compiled = torch.compile(lambda *tensors: 2 * fused3s.edge_attention(*tensors, adj), backend="aot_eager")
     assert_same(compiled(q, k, v), 2 * fused3s.edge_attention(q, k, v, adj), (q, k, v))
+
+
+@pytest.mark.parametrize("gradients_off", [torch.no_grad, torch.inference_mode])
+def test_tensors_that_want_gradients_are_taken_where_none_are_recorded(gradients_off):
+    edges = EDGE_LISTS["repeated"]()
+    given = inputs(edges.shape)
+    with gradients_off():
+        found = fused3s.edge_attention(*given, (edges.row, edges.col))
+    torch.testing.assert_close(found, dense(*given, edges, torch.ones(edges.num_edges)).detach())

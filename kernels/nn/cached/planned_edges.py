@@ -115,7 +115,7 @@ def require_gradients(output: Tensor, query: Tensor, backend: str) -> None:
     Raises:
         RuntimeError: autograd records `query`, and `backend` computed `output` outside of it.
     """
-    if query.requires_grad and not output.requires_grad:
+    if torch.is_grad_enabled() and query.requires_grad and not output.requires_grad:
         raise RuntimeError(
             f"attention backend {backend} has no backward pass: call the layer under torch.no_grad() or "
             "torch.inference_mode(), or take a differentiable backend ('fused3s', 'reference')"
