@@ -1,5 +1,4 @@
-// Products with the weights of low-rank edge features, before and after edges/forward.cu, for 16-bit tensors; bound by
-// memory. float32: weight_gradient_float.cu, and GEMMs of cuBLAS.
+// Products with the weights of edge features, before and after edges/forward.cu, for 16-bit tensors; bound by memory. float32: weight_gradient_float.cu, and GEMMs of cuBLAS.
 //
 //   project_query    u[h, n, c]  = sum_d q[n, h, d] W[h, d, c]     C[16 rows, 16 features] = q[16, kDim] W[kDim, 16]
 //   add_features     O[n, h, d] += sum_c W'[h, d, c] s[h, n, c]    C[16 rows, kDim] = s[16, 16] W'^T[16, kDim]
@@ -7,7 +6,7 @@
 //
 // Grid of project_query and add_features: (head groups, row blocks). Each warp strides over tiles of 16 rows. The
 // weights of the block's heads are in shared memory as B fragments, zero past kDim, past the last feature and past the
-// last head. Grid of weight_gradient: weight_gradient.cuh.
+// last head. project_query has a block for each 16 features. Grid of weight_gradient: weight_gradient.cuh.
 //
 // Dimensions and features are permuted in the fragments so that a lane's elements are neighbours in memory; A and B, or
 // B and C, have the same order. With g = lane / 4:
@@ -35,12 +34,12 @@
 
 constexpr int kMinBlocks = 3;  // per SM, in the grid too; leaves registers for the loads in flight
 
-// Element [head][d][feature] of the weights [H][kDim][num_features], 0 outside of them.
+// Element [head][d][feature] of the weights [H][kDim][columns], 0 outside of them and from feature num_features on.
 template <int kDim, typename Params>
-__device__ __forceinline__ u32 load_weight(const Params& p, int head, int d, int feature) {
+__device__ __forceinline__ u32 load_weight(const Params& p, int columns, int head, int d, int feature) {
   const bool exists = head < p.num_heads && d < kDim && feature < p.num_features;
   const u16* const weight = static_cast<const u16*>(p.weight);
-  return exists ? __ldg(weight + (static_cast<i64>(head) * kDim + d) * p.num_features + feature) : 0;
+  return exists ? __ldg(weight + (static_cast<i64>(head) * kDim + d) * columns + feature) : 0;
 }
 
 template <Element kIn, int kDim>
@@ -54,15 +53,16 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query(const __gr
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
 
-  const int first_head = blockIdx.x * Row::kHeads;
+  const int first_head = blockIdx.x * Row::kHeads, first_feature = blockIdx.z * kFeatures;
   for (int i = threadIdx.x; i < Row::kQuads * kTiles * kWarpSize; i += kThreads) {
     const int quad = i / (kTiles * kWarpSize), n = i / kWarpSize % kTiles, g = i % kWarpSize / 4, t = i % 4;
-    const int head = first_head + Row::head_of(t), feature = g / 2 * 4 + 2 * n + g % 2;
+    const int head = first_head + Row::head_of(t), feature = first_feature + g / 2 * 4 + 2 * n + g % 2;
     u32 words[kChunkWords];
 #pragma unroll
     for (int word = 0; word < kChunkWords; ++word) {
       const int d = 2 * (kChunkWords * Row::chunk_of(quad, t) + word);
-      words[word] = load_weight<kDim>(p, head, d, feature) | load_weight<kDim>(p, head, d + 1, feature) << 16;
+      words[word] = load_weight<kDim>(p, p.weight_columns, head, d, feature) |
+                    load_weight<kDim>(p, p.weight_columns, head, d + 1, feature) << 16;
     }
     smem_weight[i] = make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -111,7 +111,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) project_query(const __gr
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (first_head + j >= p.num_heads || row[half] >= p.num_rows) continue;
-        float* const target = p.projected + (static_cast<i64>(first_head + j) * p.num_rows + row[half]) * kFeatures;
+        const i64 start = (static_cast<i64>(first_head + j) * p.num_rows + row[half]) * p.columns;
+        float* const target = p.projected + start + first_feature;
         reinterpret_cast<float4*>(target)[t] = make_float4(sum[j][0][2 * half], sum[j][0][2 * half + 1],
                                                            sum[j][1][2 * half], sum[j][1][2 * half + 1]);
       }
@@ -155,7 +156,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __gri
     for (int word = 0; word < kChunkWords; ++word) {
       const int d = kChunkDims * Row::chunk_of(quad, g / 2) + 2 * (first + word / 2) + g % 2;
       const int feature = 4 * t + word % 2 * 2;
-      words[word] = load_weight<kDim>(p, head, d, feature) | load_weight<kDim>(p, head, d, feature + 1) << 16;
+      words[word] = load_weight<kDim>(p, p.num_features, head, d, feature) |
+                    load_weight<kDim>(p, p.num_features, head, d, feature + 1) << 16;
     }
     smem_weight[i] = make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -227,6 +229,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) add_features(const __gri
 // A lane loads kLaneWords neighbouring words of a row of q (8 * kLaneWords in the slice), and one word of t.
 template <int kDim>
 struct GradientTile : GradientSlice<kDim, sizeof(u16)> {
+  using GradientSlice<kDim, sizeof(u16)>::GradientSlice;
   static constexpr int kLaneWords = GradientSlice<kDim, sizeof(u16)>::kDims / kTileM;
   static constexpr int kNTiles = kFeatures / kTileN;
   static constexpr int kQuads = kLaneWords * kNTiles;  // C0 to C3 of n-tile quad % 2 of m-tile quad / 2
@@ -253,11 +256,11 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
   griddepcontrol_launch_dependents();
 
   const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
-  const char* const rows = element_address<kIn>(p.rows[blockIdx.z], Tile::head() * p.head_stride[blockIdx.z]);
-  const char* const feature_sums =
-      element_address<kIn>(p.feature_sums[blockIdx.z], static_cast<i64>(Tile::head()) * p.num_rows * kFeatures);
+  const Tile block(p.sum_columns / kFeatures);
+  const char* const rows = element_address<kIn>(p.rows[blockIdx.z], block.head * p.head_stride[blockIdx.z]);
+  const char* const feature_sums = block.template first_sum<kIn>(p);
   const int row_bytes = p.row_bytes[blockIdx.z];
-  const int first_byte = Tile::first_dim() * static_cast<int>(sizeof(u16)) + 4 * Tile::kLaneWords * g;
+  const int first_byte = block.first_dim * static_cast<int>(sizeof(u16)) + 4 * Tile::kLaneWords * g;
   const int num_tiles = divide_up(p.num_rows, kTileM), stride = gridDim.y * kWarps;
   float sum[Tile::kQuads][4] = {};
   for (int tile = blockIdx.y * kWarps + threadIdx.x / kWarpSize; tile < num_tiles; tile += Tile::kBatch * stride) {
@@ -270,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
         const bool exists = row < static_cast<u32>(p.num_rows);
         const char* const source = rows + mul_wide_s32(static_cast<int>(row), row_bytes);
         Tile::template load<4 * Tile::kLaneWords>(words[batch][i], source, first_byte, exists);
-        const i64 feature = static_cast<i64>(row) * kFeatures + 2 * g;
+        const i64 feature = static_cast<i64>(row) * p.sum_columns + 2 * g;
         load_words<4>(&features[batch][i], element_address<kIn>(feature_sums, feature), exists);
       }
     }
@@ -292,5 +295,5 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
   float4 quads[Tile::kQuads];
 #pragma unroll
   for (int i = 0; i < Tile::kQuads; ++i) quads[i] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
-  store_weight_gradient<kIn, Tile>(quads, p);
+  store_weight_gradient<kIn>(quads, block, p);
 }

@@ -1,7 +1,7 @@
 // Accesses to rows of q and O in the kernels of feature products.
 //
-// Grid (head groups, row blocks). Each warp strides over tiles of 16 rows. The weights of the block's heads lie in
-// shared memory.
+// Grid (head groups, row blocks, of project_query also steps of 16 features). Each warp strides over tiles of 16 rows. The
+// weights of the block's heads lie in shared memory.
 //
 // Quad: four lanes of a row, t = lane % 4, access 64 bytes of q or O, one 16-byte chunk per lane. Heads of one or two
 // chunks share a quad; longer heads need several quads.
@@ -23,13 +23,15 @@ constexpr int kMostBatch = 2;  // quads whose loads are in flight together
 struct ProjectParams {
   const void* query;      // [num_rows][H][kDim]  any row and head stride, rows aligned to 16 bytes, or to 4 where
                           // their size is no multiple of 16
-  const void* weight;     // [H][kDim][num_features]  W, contiguous
-  float* projected;       // [H][num_rows][16]  u; every element is written
+  const void* weight;     // [H][kDim][weight_columns]  W, contiguous
+  float* projected;       // [H][num_rows][columns]  u; every element is written
   i64 query_head_stride;  // elements
   int query_row_bytes;
   int num_rows;
   int num_heads;
-  int num_features;  // 1 to 16
+  int weight_columns;
+  int num_features;  // columns - 15 to columns
+  int columns;       // a multiple of 16
 };
 
 struct AddParams {

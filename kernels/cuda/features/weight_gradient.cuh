@@ -1,8 +1,8 @@
-// Gradients of the weights of low-rank edge features: dW[h, d, c] = sum_n q[n, h, d] t[h, n, c], and dW' from dO and s.
+// Gradients of the weights of edge features: dW[h, d, c] = sum_n q[n, h, d] t[h, n, c], and dW' from dO and s.
 //
-// Grid (H * kSlices, row blocks, weights). A block computes up to 64 dimensions of a head by 16 features; its warps
-// stride over tiles of 16 rows, with the sums in registers. Blocks of neighbouring heads run at the same time, so that
-// a DRAM burst that two heads share is read once.
+// Grid (H * kSlices * steps of 16 features, row blocks, weights). A block computes up to 64 dimensions of a head by 16
+// features; its warps stride over tiles of 16 rows, with the sums in registers. Blocks of neighbouring features and heads
+// run at the same time, so that a DRAM burst that two of them share is read once.
 //
 // Partials: each block sums its warps in order and writes a partial. The last block of a slice to arrive (semaphore)
 // sums the partials in a fixed order: the same bits on every run.
@@ -17,17 +17,18 @@
 struct WeightGradientParams {
   const void* rows[2];          // [num_rows][H][kDim]  q or dO of each weight, any row and head stride, rows of a head
                                 // aligned to 16 bytes, or to the largest power of two that divides their size
-  const void* feature_sums[2];  // [H][num_rows][16]  t or s
+  const void* feature_sums[2];  // [H][num_rows][sum_columns]  t or s
   void* gradient[2];            // [H][kDim][num_features]  dW or dW', contiguous
-  float4* partial;              // [weights][H * kSlices][row blocks][kPartial]; null with one row block
-  int* semaphores;              // [weights][H * kSlices]  0 before and after; null with one row block
+  float4* partial;              // [weights][blocks of x][row blocks][kPartial]; null with one row block
+  int* semaphores;              // [weights][blocks of x]  0 before and after; null with one row block
   i64 head_stride[2];           // elements
   int row_bytes[2];
   int num_rows;
-  int num_features;  // 1 to 16
+  int sum_columns;   // a multiple of 16
+  int num_features;  // sum_columns - 15 to sum_columns
 };
 
-// The dimensions of a head that a block computes.
+// The dimensions of a head, and the features, that a block computes.
 template <int kDim, int kElement_bytes>
 struct GradientSlice {
   static_assert(kDim % 2 == 0 && kDim <= 256, "pairs of elements; odd head dimensions are padded by the caller");
@@ -38,8 +39,18 @@ struct GradientSlice {
   static constexpr int kRow_bytes = kDim * kElement_bytes;
   static constexpr int kAligned_bytes = kRow_bytes % 16 == 0 ? 16 : kRow_bytes % 8 == 0 ? 8 : 4;
 
-  __device__ static __forceinline__ int head() { return blockIdx.x / kSlices; }
-  __device__ static __forceinline__ int first_dim() { return blockIdx.x % kSlices * kDims; }
+  const int head, first_dim, first_feature;
+  __device__ __forceinline__ explicit GradientSlice(int steps)
+      : head(blockIdx.x / steps / kSlices),
+        first_dim(blockIdx.x / steps % kSlices * kDims),
+        first_feature(blockIdx.x % steps * kFeatures) {}
+
+  // The block's features of the first row, in the sums of a weight.
+  template <Element kIn>
+  __device__ __forceinline__ const char* first_sum(const WeightGradientParams& p) const {
+    const i64 start = static_cast<i64>(head) * p.num_rows * p.sum_columns + first_feature;
+    return element_address<kIn>(p.feature_sums[blockIdx.z], start);
+  }
 
   // Loads kBytes of a row, from byte `first` of the head on; 0 past kDim, and unless `exists`.
   template <int kBytes>
@@ -56,7 +67,8 @@ struct GradientSlice {
 // warp, in its first Tile::kLanes lanes. Tile::dim(quad, lane, i) and Tile::feature(quad, lane, i): position of element
 // i of sum[quad].
 template <Element kOut, typename Tile>
-__device__ __forceinline__ void store_weight_gradient(float4 (&sum)[Tile::kQuads], const WeightGradientParams& p) {
+__device__ __forceinline__ void store_weight_gradient(float4 (&sum)[Tile::kQuads], const Tile& tile,
+                                                      const WeightGradientParams& p) {
   constexpr int kPartial = Tile::kPartial, kLanes = Tile::kLanes;
   static_assert(kPartial == Tile::kQuads * kLanes, "every sum of a slice has one lane");
   __shared__ float4 smem_sum[kWarps][kPartial];
@@ -120,9 +132,10 @@ __device__ __forceinline__ void store_weight_gradient(float4 (&sum)[Tile::kQuads
     const float values[4] = {total.x, total.y, total.z, total.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int d = Tile::first_dim() + Tile::dim(quad, of_lane, i), feature = Tile::feature(quad, of_lane, i);
+      const int d = tile.first_dim + Tile::dim(quad, of_lane, i);
+      const int feature = tile.first_feature + Tile::feature(quad, of_lane, i);
       if (d >= Tile::kHeadDims || feature >= p.num_features) continue;
-      const i64 place = (static_cast<i64>(Tile::head()) * Tile::kHeadDims + d) * p.num_features + feature;
+      const i64 place = (static_cast<i64>(tile.head) * Tile::kHeadDims + d) * p.num_features + feature;
       const float value[1] = {values[i]};
       store_elements<kOut>(element_address<kOut>(p.gradient[blockIdx.z], place), value);
     }

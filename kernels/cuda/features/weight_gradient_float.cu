@@ -12,6 +12,7 @@ constexpr int kQuarters = kFeatures / 4;
 // A lane sums four features, quarter lane % 4, of kChunks chunks over every kWarpRows-th row.
 template <int kDim>
 struct FloatGradientTile : GradientSlice<kDim, sizeof(float)> {
+  using GradientSlice<kDim, sizeof(float)>::GradientSlice;
   static constexpr int kSliceChunks = GradientSlice<kDim, sizeof(float)>::kDims / kDims;
   static constexpr int kChunkLanes = kSliceChunks < 8 ? kSliceChunks : 8;
   static constexpr int kChunks = kSliceChunks / kChunkLanes;
@@ -40,12 +41,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
   griddepcontrol_launch_dependents();
 
   const int lane = threadIdx.x % kWarpSize;
-  const i64 head_start = Tile::head() * p.head_stride[blockIdx.z];
+  const Tile block(p.sum_columns / kFeatures);
+  const i64 head_start = block.head * p.head_stride[blockIdx.z];
   const char* const rows = element_address<Element::kFloat>(p.rows[blockIdx.z], head_start);
-  const char* const feature_sums = element_address<Element::kFloat>(
-      p.feature_sums[blockIdx.z], static_cast<i64>(Tile::head()) * p.num_rows * kFeatures);
+  const char* const feature_sums = block.template first_sum<Element::kFloat>(p);
   const int row_bytes = p.row_bytes[blockIdx.z];
-  const int first_byte = Tile::first_dim() * static_cast<int>(sizeof(float));
+  const int first_byte = block.first_dim * static_cast<int>(sizeof(float));
   const int num_tiles = divide_up(p.num_rows, kTileM);
   float4 sum[Tile::kQuads] = {};
   for (int tile = blockIdx.y * kWarps + threadIdx.x / kWarpSize; tile < num_tiles; tile += gridDim.y * kWarps) {
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
           const int chunk_byte = first_byte + 4 * kDims * Tile::chunk(chunk, lane);
           Tile::template load<16>(words[i][chunk], rows + static_cast<i64>(row) * row_bytes, chunk_byte, exists);
         }
-        const i64 source = static_cast<i64>(row) * kFeatures + 4 * (lane % kQuarters);
+        const i64 source = static_cast<i64>(row) * p.sum_columns + 4 * (lane % kQuarters);
         load_words<16>(features[i], element_address<Element::kFloat>(feature_sums, source), exists);
       }
 #pragma unroll
@@ -85,5 +86,5 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
       each.z += __shfl_xor_sync(kFullWarp, each.z, distance), each.w += __shfl_xor_sync(kFullWarp, each.w, distance);
     }
   }
-  store_weight_gradient<Element::kFloat, Tile>(sum, p);
+  store_weight_gradient<Element::kFloat>(sum, block, p);
 }

@@ -38,7 +38,7 @@ struct Params {
   float* products[2];         // [nnz][H]  x
   const float* weights[2];    // [nnz][H]  w, or scores times kScoreUnit
   const float* lse;           // [num_rows][H]  with scores
-  float* sums[2];             // [H][num_rows][columns]  s; every element is written
+  void* sums[2];              // [H][num_rows][columns]  s, kIn; every element is written
   void* gradient;             // [nnz][feature_stride]  da, kIn
   float* partial;             // [num_parts][head groups][kLanes][kSides * kHeads * kLaneColumns]
   int* semaphores;            // [num_parts][head groups]  0 before and after; a row's first part has the semaphore
@@ -300,7 +300,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMinBlocks) feature_sums(co
   const auto store = [&](int quad, float4 sum) {
     const int head = first_head + quad % kHeads;
     if (!row.has_columns || head >= p.num_heads) return;
-    *reinterpret_cast<float4*>(p.sums[quad / kHeads] + row.row_start(head)) = sum;
+    const float values[kLaneColumns] = {sum.x, sum.y, sum.z, sum.w};
+    store_elements<kIn>(element_address<kIn>(p.sums[quad / kHeads], row.row_start(head)), values);
   };
   const auto own_sum = [&](int quad) {
     return make_float4(sums[quad][0], sums[quad][1], sums[quad][2], sums[quad][3]);

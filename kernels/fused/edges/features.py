@@ -1,4 +1,4 @@
-"""Products with the weights of low-rank edge features, before and after the kernel of `fused3s`, and the weights packed
+"""Products with the weights of edge features, before and after the kernel of `fused3s`, and the weights packed
 for the kernels that compute these products.
 
 cuda/features/pack_features.cu          weights as B fragments
@@ -74,48 +74,39 @@ def product_instance(
     return KernelInstance("features/feature_products.cu", function, (*types, dim))
 
 
-def project_rows(rows: torch.Tensor, weight: torch.Tensor, columns: int) -> torch.Tensor:
-    """[H, N, columns] float32: sum_d rows[n, h, d] weight[h, d, c], 0 from the last column of `weight` on; a GEMM in
-    float32 of rows [N, H, d] and weight [H, d, r]."""
-    num_rows, num_heads, _ = rows.shape
-    padded = functional.pad(weight.float(), (0, columns - weight.shape[2]))
-    projected = rows.new_empty((num_heads, num_rows, columns), dtype=torch.float32)
-    return torch.bmm(rows.float().transpose(0, 1), padded, out=projected)  # by `out`, which autocast leaves alone
-
-
 def add_product(output: torch.Tensor, sums: torch.Tensor, weight: torch.Tensor) -> None:
-    """output[n, h, d] += sum_c weight[h, d, c] sums[h, n, c], a GEMM in float32; `sums` has columns behind those of
-    `weight`, which count for nothing."""
-    sums, weight = sums[..., : weight.shape[2]], weight.float().transpose(1, 2)
-    if output.dtype == torch.float32:
-        output.transpose(0, 1).baddbmm_(sums, weight)  # in place, which autocast leaves alone, as it does `out`
-    else:
-        product = sums.new_empty((*sums.shape[:2], weight.shape[2]))
-        output += torch.bmm(sums, weight, out=product).transpose(0, 1)
+    """output[n, h, d] += sum_c weight[h, d, c] sums[h, n, c], a GEMM in the output's type; `sums` has columns behind
+    those of `weight`, which count for nothing."""
+    sums, weight = (each.to(output.dtype) for each in (sums[..., : weight.shape[2]], weight))
+    output.transpose(0, 1).baddbmm_(sums, weight.transpose(1, 2))  # in place, which autocast leaves alone
 
 
-def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def project_query(query: torch.Tensor, weight: torch.Tensor, columns: int = FEATURES) -> torch.Tensor:
     """u[h, n, c] = sum_d query[n, h, d] weight[h, d, c], queued on torch's current stream.
 
     Args:
         query: [N, H, d] fp16, bf16 or float32, any row and head strides, d even up to 256; rows aligned to 16 bytes,
             or to 4 where their size is no multiple of 16.
-        weight: [H, d, r] of query's type, contiguous, r <= 16.
+        weight: [H, d, r] of query's type, contiguous, or columns of a contiguous tensor.
+        columns: r and fewer than 16 more, a multiple of 16.
 
     Returns:
-        [H, N, 16] float32, zero from column r on.
+        [H, N, columns] float32, zero from column r on.
     """
     num_rows, num_heads, dim = query.shape
-    projected = query.new_empty((num_heads, num_rows, FEATURES), dtype=torch.float32)
+    projected = query.new_empty((num_heads, num_rows, columns), dtype=torch.float32)
     if projected.numel() == 0:
         return projected
     if query.dtype == torch.float32:
-        return project_rows(query, weight, FEATURES)
+        if missing := columns - weight.shape[2]:  # a pad of nothing copies
+            weight = functional.pad(weight, (0, missing))
+        return torch.bmm(query.transpose(0, 1), weight, out=projected)  # by `out`, which autocast leaves alone
     kernel = get_kernel(product_instance("project_query", query.dtype, dim), query.device.index)
     groups, (row_stride, head_stride, _) = -(-num_heads // kernel.sizes.block_items), query.stride()
+    steps = columns // FEATURES
     launch_kernel(
         kernel,
-        (groups, _row_blocks(num_rows, groups, kernel, query.device)),
+        (groups, _row_blocks(num_rows, groups * steps, kernel, query.device), steps),
         WARPS * WARP_SIZE,
         {"query": query, "weight": weight, "projected": projected},
         kernel.scalars(
@@ -123,7 +114,9 @@ def project_query(query: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             query_row_bytes=row_stride * query.itemsize,
             num_rows=num_rows,
             num_heads=num_heads,
+            weight_columns=weight.stride(1),
             num_features=weight.shape[2],
+            columns=columns,
         ),
         overlaps=True,
     )
@@ -167,20 +160,20 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
         products: pairs of the same shapes and type:
             rows [N, H, d] fp16, bf16 or float32, any row and head strides, d even up to 256; rows of a head aligned to
             16 bytes, or to the largest power of two that divides their size.
-            feature_sums [H, N, 16] of the same type, contiguous; columns from r on are ignored.
-        num_features: r, 1 to 16.
+            feature_sums [H, N, C] of the same type, contiguous, C = 16, 32, ..; columns from r on are ignored.
+        num_features: r, C - 15 to C.
 
     Returns:
         [H, d, r] of each product, of its type, contiguous.
     """
-    rows, _ = products[0]
-    num_rows, num_heads, dim = rows.shape
+    rows, sums = products[0]
+    (num_rows, num_heads, dim), columns = rows.shape, sums.shape[2]
     shape = (num_heads, dim, num_features)
     if num_rows == 0:
         return [rows.new_zeros(shape) for _ in products]
     gradients = [rows.new_empty(shape) for _ in products]
     kernel = get_kernel(product_instance("weight_gradient", rows.dtype, dim), rows.device.index)
-    groups = num_heads * -(-dim // kernel.sizes.block_items)
+    groups = num_heads * -(-dim // kernel.sizes.block_items) * (columns // FEATURES)
     num_sums = groups * len(products)
     row_blocks = _row_blocks(num_rows, num_sums, kernel, rows.device)
     num_partials = num_sums * row_blocks if row_blocks > 1 else 0
@@ -195,7 +188,7 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
         (groups, row_blocks, len(products)),
         WARPS * WARP_SIZE,
         {**tensors, **split_scratch(kernel, num_partials, num_sums, rows)},
-        kernel.scalars(num_rows=num_rows, num_features=num_features, **scalars),
+        kernel.scalars(num_rows=num_rows, sum_columns=columns, num_features=num_features, **scalars),
         overlaps=True,
     )
     return gradients

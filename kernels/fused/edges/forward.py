@@ -145,7 +145,7 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
         of_edges["feature_weights"] = pack_features(PACK_PAIR_FEATURES, edges, num_heads, PAIR_WORDS, PAIR_WORDS)
     elif edges is not None and is_wide(edges):
         if terms & WIDE_KEYS:
-            (scores,) = feature_products(data, of_edges["features"], [Side(query, edges.key_weight)])
+            (scores,) = feature_products(data, of_edges["features"], [Side(query, edges.key_weight.contiguous())])
         elif terms & WIDE_VALUES:
             scores = data.new_of_edges(query, (num_heads,), torch.float32)
         of_edges["edge_scores"] = scores

@@ -1,5 +1,5 @@
 """Edge features of more than 16 columns: products before and behind the edge-by-edge kernels, which take one number per
-edge and head of them (cuda/features/wide_features.cu). Products with the weights are GEMMs of torch.
+edge and head of them (cuda/features/wide_features.cu). Products of s with a weight are GEMMs of torch.
 
     x_ij = <u_i, a_ij>      u = W^T q, W'^T dO      before both passes
     s_i  = sum_j w_ij a_ij  W s is added to the output or to dq; dW = sum_i q_i s_i^T
@@ -22,7 +22,8 @@ from ...runtime.launch import launch_kernel
 from ...terms.dropout import Dropout
 from ...terms.edge_data import BoundEdges
 from ..data import Fused3SData
-from .features import add_product, project_rows
+from ..score_values import contiguous
+from .features import add_product, project_query, weight_gradients
 
 SOURCE = "features/wide_features.cu"
 MOST_COLUMNS, LEAST_COLUMNS = 128, 32  # of a launch: 32 lanes of four, or 8
@@ -30,11 +31,10 @@ SMALL_PROJECTION = 1 << 22  # elements of u that no graph saves by launches of f
 LEAST_LANES, LANE_COLUMNS = 8, 4
 MOST_HEADS = 8  # of a head group
 WARPS = 4  # as in cuda/edges/lane_group.cuh
-GEMM_ROWS = 1024  # rows of a partial sum of a weight's gradient: one GEMM over all rows would have a few blocks
 
 
 class Side(NamedTuple):
-    """rows [N, H, d] of q or dO, any strides; weight [H, d, r] of their type."""
+    """rows [N, H, d] of q or dO, as `project_query` takes them; weight [H, d, r] of their type, contiguous."""
 
     rows: torch.Tensor
     weight: torch.Tensor
@@ -75,8 +75,6 @@ def add_feature_sums(
 ) -> None:
     """output[i] += W' sum_j D_ij p_ij a_ij, with p_ij = exp(score_ij - lse_i) and the dropout of the call.
 
-    The sum is in float32 and rounded once.
-
     Args:
         output: [N, H, d]; updated in place.
         scores: [nnz, H] float32, times kScoreUnit, as the forward kernel writes them.
@@ -91,7 +89,7 @@ def add_feature_sums(
 def feature_sums(
     data: Fused3SData, features: torch.Tensor, weights: Sequence[torch.Tensor], rows: torch.Tensor
 ) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-    """sum_j w_ij a_ij of each side, [H, N, columns] float32, for slices of the columns of the features.
+    """sum_j w_ij a_ij of each side, [H, N, columns] of their type, for slices of the columns of the features.
 
     Args:
         weights: w of each side, [nnz, H] float32.
@@ -99,24 +97,6 @@ def feature_sums(
     """
     for columns in _chunks(features, rows):
         yield columns, _feature_sums(data, features, columns, weights, rows)
-
-
-def weight_gradient(rows: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """[H, d, columns] float32: sum_n rows[n, h, d] sums[h, n, c], of [N, H, d] and [H, N, columns] float32.
-
-    Partial sums of GEMM_ROWS rows are added in a fixed order.
-    """
-    num_rows, num_heads, dim = rows.shape
-    blocks = num_rows // GEMM_ROWS
-    whole = blocks * GEMM_ROWS
-    rows = rows.float().permute(1, 2, 0)  # [H, d, N]
-    with torch.autocast(rows.device.type, enabled=False):
-        gradient = torch.bmm(rows[..., whole:], sums[:, whole:])
-        if blocks:
-            parts = rows[..., :whole].reshape(num_heads, dim, blocks, GEMM_ROWS).transpose(1, 2)
-            partial = parts @ sums[:, :whole].reshape(num_heads, blocks, GEMM_ROWS, -1)
-            gradient += partial.sum(1)
-    return gradient
 
 
 def feature_gradients(
@@ -141,8 +121,12 @@ class WideGradients:
 
     def __init__(self, data: Fused3SData, query: torch.Tensor, grad_output: torch.Tensor, edges: BoundEdges) -> None:
         self._data, self._features = data, edges.padded_features.contiguous()
-        sides = {"key_weight": Side(query, edges.key_weight), "value_weight": Side(grad_output, edges.value_weight)}
-        self._sides = {name: side for name, side in sides.items() if side.weight is not None}
+        weights, rows = contiguous(edges, "key_weight", "value_weight"), (query, grad_output)
+        self._sides = {
+            name: Side(each, weight)
+            for each, (name, weight) in zip(rows, weights.items(), strict=True)
+            if weight is not None
+        }
         self.products: dict[str, torch.Tensor] = {}
         if self._sides:
             found = feature_products(data, self._features, [*self._sides.values()])
@@ -158,21 +142,23 @@ class WideGradients:
             grad_query: [N, H, d], or None.
             weights: by weight, what the row pass wrote for each edge: scale * ds, D p.
         """
-        found: dict[str, list[torch.Tensor]] = {name: [] for name in self._sides if name in wanted}
+        of_weights = [name for name in self._sides if name in wanted]
+        found: list[list[torch.Tensor]] = []
         names = [name for name in self._sides if name in wanted or (name == "key_weight" and grad_query is not None)]
         if names:
-            rows = self._sides[names[0]].rows
-            for columns, sums in feature_sums(self._data, self._features, [weights[name] for name in names], rows):
-                for name, each in zip(names, sums, strict=True):
-                    side = self._sides[name]
-                    if name == "key_weight" and grad_query is not None:
-                        add_product(grad_query, each, side.weight[..., columns])
-                    if name in wanted:
-                        found[name].append(weight_gradient(side.rows, each))
-        gradients = {}
-        for name, parts in found.items():
-            weight = self._sides[name].weight
-            gradients[name] = torch.cat(parts, 2)[..., : weight.shape[2]].to(weight.dtype)
+            rows, weight = self._sides[names[0]]
+            of_names = [weights[name] for name in names]
+            for columns, of_columns in feature_sums(self._data, self._features, of_names, rows):
+                sums = dict(zip(names, of_columns, strict=True))
+                if "key_weight" in sums and grad_query is not None:
+                    add_product(grad_query, sums["key_weight"], self._sides["key_weight"].weight[..., columns])
+                if of_weights:
+                    products = [(self._sides[name].rows, sums[name]) for name in of_weights]
+                    found.append(weight_gradients(products, min(columns.stop, weight.shape[2]) - columns.start))
+        gradients = {
+            name: parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+            for name, parts in zip(of_weights, zip(*found, strict=True), strict=True)
+        }
         if "padded_features" in wanted:
             gradients["padded_features"] = self._of_features(weights)
         return gradients
@@ -193,7 +179,7 @@ def _chunks(features: torch.Tensor, rows: torch.Tensor) -> Iterator[slice]:
 
 
 def _project(side: Side, columns: slice) -> torch.Tensor:
-    return project_rows(side.rows, side.weight[..., columns], columns.stop - columns.start)
+    return project_query(side.rows, side.weight[..., columns], columns.stop - columns.start)
 
 
 def _feature_sums(
@@ -205,10 +191,10 @@ def _feature_sums(
     lse: torch.Tensor | None = None,
     edges: BoundEdges | None = None,
 ) -> list[torch.Tensor]:
-    """[H, N, columns] float32 of each side; with `lse` the weights are scores, and the dropout is that of `edges`."""
+    """[H, N, columns] of each side; with `lse` the weights are scores, and the dropout is that of `edges`."""
     num_rows, num_heads, _ = rows.shape
     shape = num_heads, num_rows, columns.stop - columns.start
-    sums = [rows.new_empty(shape, dtype=torch.float32) for _ in weights]
+    sums = [features.new_empty(shape) for _ in weights]
     tensors = _by_side("weights", weights) | _by_side("sums", sums) | {"lse": lse}
     dropout = None if edges is None else edges.dropout
     if dropout is not None:

@@ -116,7 +116,8 @@ def test_warps_of_many_tiles_and_more_head_groups_than_blocks_at_once(monkeypatc
 
 
 GRADIENT_DIMS = [2, 10, 16, 36, 64, 72, 256]
-# Rows, heads, features, multiprocessors and mode: a part of a tile, one row block, and more row blocks than warps.
+# Rows, heads, features, multiprocessors and mode: a part of a tile, one row block, and more row blocks than warps; wide
+# features, in steps of 16.
 GRADIENT_CASES = [
     (1, 1, 1, 1, "late"),
     (15, 3, 8, 2, "random"),
@@ -124,11 +125,15 @@ GRADIENT_CASES = [
     (1000, 3, 16, 16, "random"),
     (1000, 8, 8, 1, "late"),
     (5000, 1, 11, 16, "early"),
+    (100, 3, 17, 4, "random"),
+    (40, 2, 100, 1, "late"),
+    (300, 1, 128, 16, "early"),
 ]
 
 
-def gradient_operands(rows, heads, dim, dtype, strided, seed=0):
-    return strided_query(rows, heads, dim, dtype, strided), randn(heads, rows, FEATURES, dtype=dtype, seed=seed)
+def gradient_operands(rows, heads, dim, dtype, strided, seed=0, features=FEATURES):
+    columns = FEATURES * -(-features // FEATURES)
+    return strided_query(rows, heads, dim, dtype, strided), randn(heads, rows, columns, dtype=dtype, seed=seed)
 
 
 def sums_over_rows(rows, feature_sums, num_features):
@@ -139,7 +144,8 @@ def sums_over_rows(rows, feature_sums, num_features):
 @pytest.mark.parametrize("dim", GRADIENT_DIMS)
 def test_weight_gradients(monkeypatch, dim, dtype):
     for turn, (rows, heads, features, num_sms, mode) in enumerate(GRADIENT_CASES):
-        products = [gradient_operands(rows, heads, dim, dtype, turn % 2 == number, number) for number in range(2)]
+        shape = rows, heads, dim, dtype
+        products = [gradient_operands(*shape, turn % 2 == number, number, features) for number in range(2)]
         products = products[: 2 - turn % 3 // 2]
         with cuda_on_cpu(MODES[mode], num_sms=num_sms) as gpu, poisoned_buffers(monkeypatch):
             gradients = weight_gradients(products, features)

@@ -11,7 +11,6 @@ from edge_calls import EdgeCall
 from edge_cases import EDGE_LISTS
 
 from fused3s.fused.edges import wide_features
-from fused3s.fused.edges.wide_features import weight_gradient
 from tests.cuda_shim.cuda_on_cpu import ON_SHIM, cuda_on_cpu
 
 pytestmark = ON_SHIM
@@ -125,11 +124,3 @@ def test_strided_tensors(monkeypatch):
     transposed = {name: each.transpose(0, 1).contiguous().transpose(0, 1) for name, each in weights.items()}
     other = replace(call, tensors=strided, edges=replace(call.edges, **transposed))
     other.check(other.run(monkeypatch), "strided")
-
-
-def test_weights_of_many_rows_are_summed_in_blocks():
-    """Rows of several blocks, and some behind the last."""
-    for num_rows in (3, 1024, 2100):
-        rows, sums = torch.randn(num_rows, 3, 5), torch.randn(3, num_rows, 7)
-        expected = torch.einsum("nhd,hnc->hdc", rows.double(), sums.double())
-        torch.testing.assert_close(weight_gradient(rows, sums).double(), expected, rtol=1e-5, atol=1e-4)
