@@ -14,6 +14,9 @@ FILLS = {"add": "sum", "mean": "sum", "min": "min", "max": "max", "mul": "prod"}
 ID_TYPES = (torch.int32, torch.int64)
 LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 _looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
+# Key of a result: number of loops, fill value, and the edges, with which it goes. A capture computes its own, as for
+# bound features.
+_features = TensorMemo("edge_attr", in_captures=False)
 
 
 def check_fill_value(fill_value: float | Tensor | str) -> None:
@@ -78,8 +81,25 @@ def features_with_self_loops(
     allows_padding: bool = False,
 ) -> Tensor:
     """[E', r]: features of `edges_with_self_loops`. A loop has `fill_value`, or the named reduction of the features of
-    the node's in-edges. Waits for a GPU only if the edges are new. Two calls give the same bits."""
+    the node's in-edges. Waits for a GPU only if the edges are new. Two calls give the same bits.
+
+    Args:
+        cache: return the same tensor again while `features` and the edges live unchanged, unless autograd records
+            `features` or `fill_value` is a tensor.
+    """
     looped = with_self_loops(edge_index, num_nodes, cache, allows_padding)
+
+    def make() -> Tensor:
+        return _with_loops(features, edge_index, num_nodes, fill_value, looped, cache)
+
+    if not cache or features.requires_grad or isinstance(fill_value, Tensor):
+        return make()
+    return _features.get(features, (num_nodes, fill_value), make, lambda found: (found,), owner=looped.edges)
+
+
+def _with_loops(
+    features: Tensor, edge_index: Tensor, num_nodes: int, fill_value: float | Tensor | str, looped: _Looped, cache: bool
+) -> Tensor:
     kept, columns = features.index_select(0, looped.kept), features.shape[1]
     if not isinstance(fill_value, str):
         fill = torch.as_tensor(fill_value, dtype=features.dtype, device=features.device)

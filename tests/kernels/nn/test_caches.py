@@ -303,6 +303,38 @@ def test_features_of_a_star_and_of_a_node_without_edges(fill_value, dtype):
     assert looped[2001].tolist() == [1.0 if fill_value == "mul" else 0.0] * 2
 
 
+def test_features_of_self_loops_are_kept_while_features_and_edges_stay():
+    """Until one of the two changes or is freed; not where autograd records them."""
+
+    def looped(features, edges, fill_value="mean"):
+        return self_loops.features_with_self_loops(features, edges, 3, fill_value)
+
+    edges, features = torch.tensor([[0, 1, 2], [1, 2, 2]]), torch.tensor([[1.0], [2.0], [5.0]])
+    first = looped(features, edges)
+    assert looped(features, edges) is first
+    assert first.flatten().tolist() == [1, 2, 0, 1, 2]
+    assert looped(features, edges, "add") is not first
+    assert looped(features, edges, torch.tensor(7.0)).flatten().tolist() == [1, 2, 7, 7, 7]
+    features[0] = 3.0
+    assert looped(features, edges).flatten().tolist() == [3, 2, 0, 3, 2]
+    edges[1, 0] = 2
+    second = looped(features, edges)
+    assert second.flatten().tolist() == [3, 2, 0, 0, 2.5]
+    recorded = features.clone().requires_grad_()
+    assert looped(recorded, edges) is not looped(recorded, edges)
+    other = edges.clone()
+    gone = weakref.ref(looped(features, other))
+    assert looped(features, other) is gone()
+    del other
+    gc.collect()
+    assert gone() is None
+    number = id(features)
+    assert [result.value for result in self_loops._features._entries[number].results.values()] == [second]
+    del features
+    gc.collect()
+    assert number not in self_loops._features._entries
+
+
 def test_the_memo_replaces_what_does_not_serve_and_drops_the_oldest():
     memo, tensors = TensorMemo("x"), [torch.zeros(3)]
 
