@@ -35,7 +35,7 @@ def times(data: Data, where: Where, series: Mapping[str, tuple[str, Where]] | No
     """Lines of times: axes for each graph, a bar for each of `series` (by its name a series that has the colour, and a
     selection), or of the rows. None without a time."""
     rows = data.pick(where)
-    if not rows["status"].isin(COUNTED).any():
+    if rows.empty:
         return None
     where = {**where, "device": rows["device"].iloc[0]}
     series = series or {on.name(one): (one, {"series": one}) for one in on.in_order(rows["series"])}
@@ -47,7 +47,8 @@ def times(data: Data, where: Where, series: Mapping[str, tuple[str, Where]] | No
             one = line(row, colour, panel=on.graph(graph, "\n"), name=name)
             noisy = row is not None and row["disturbed"] == "yes"
             lines.append(one | {"text": DISTURBED * noisy + one["text"]})
-    return pd.DataFrame(lines)
+    table = pd.DataFrame(lines)
+    return table if table["value"].notna().any() else None
 
 
 def gains(lines: pd.DataFrame, ours: str, theirs: Sequence[str]) -> pd.Series:

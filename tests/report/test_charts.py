@@ -179,6 +179,8 @@ def test_wrong_steps_are_missing_from_the_bars_of_times():
     figure = draw(Data(frame(rows)), "training-steps").figure
     assert "wrong result" in texts(figure)
     assert bars(figure.axes[0]) == {"fused3s, our layers, CUDA graph": 1.0}
+    assert draw(Data(frame([row("cora", "pyg", 9.0, "wrong", **step)])), "training-steps") is None
+    assert draw(Data(frame([row("cora", "turbo_gnn", 9.0, **step)])), "training-steps") is None  # in none of the bars
 
 
 def test_a_file_is_the_same_bytes_each_time_and_a_wrong_request_is_named():
