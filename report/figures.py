@@ -1,42 +1,32 @@
 """Figures of recorded rows: one function is one figure, by the name that `scripts/plot.py` takes.
 
-Its arguments are what `scripts/plot.py --set` may change; their values fill {…} in the texts.
+Its arguments are what `scripts/plot.py --set` may change; their values fill {…} in the note. The title, which it sets,
+tells what was found. Title and docstring are the alternative text of the picture.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from report import drawing as on
 from report import selections as of
-from report.charts import (
-    Panel,
-    PaperBars,
-    Side,
-    bars_over_best,
-    by_edges,
-    lines,
-    paper_bars,
-    sm_times,
-    times,
-    waterfall,
-)
-from report.drawing import image, slug
-from report.engine import Data
+from report.charts import Line, by_edges, distinct, gains, learning, line, ratios, sm_times, times
+from report.engine import DISTURBED, Data, Where, by_graph, mean, quiet, real
+from report.published import captions, scores
 
-Drawn = tuple[str, Figure]
 Make = Callable[..., Figure | None]
 
 
 class Entry(NamedTuple):
     make: Make
-    file: str
-    title: str
     note: str
-    in_git: list[dict[str, Any]]  # the changes that are drawn in git
+    in_git: bool
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -45,229 +35,381 @@ class Entry(NamedTuple):
         return {one.name: one.default for one in others}
 
 
+class Drawn(NamedTuple):
+    file: str
+    figure: Figure
+    alt: str
+
+
 FIGURES: dict[str, Entry] = {}
 
 
-def figure(
-    name: str, file: str, title: str = "", note: str = "", in_git: list[dict[str, Any]] | None = None
-) -> Callable[[Make], Make]:
-    """Adds a function to FIGURES. Without a title the function writes one, which says what it found."""
+def figure(name: str, note: str, *, in_git: bool = True) -> Callable[[Make], Make]:
+    """Adds a function to FIGURES."""
 
     def add(make: Make) -> Make:
-        FIGURES[name] = Entry(make, file, title, note, [{}] if in_git is None else in_git)
+        FIGURES[name] = Entry(make, note, in_git)
         return make
 
     return add
 
 
-def draw(data: Data, name: str, changes: Mapping[str, Any] | None = None) -> list[Drawn]:
-    """The figures of an entry, by the names of their files: those in git, or the one with `changes`.
+def draw(data: Data, name: str, changes: Mapping[str, Any] | None = None) -> Drawn | None:
+    """The figure of that name with `changes`; None if its rows were not recorded.
 
     Raises:
         ValueError: an unknown name, or a change that the entry does not take.
     """
     if name not in FIGURES:
         raise ValueError(f"{name}: no such figure; there are {', '.join(FIGURES)}")
-    entry = FIGURES[name]
-    if unknown := set(changes or ()) - entry.settings.keys():
+    entry, changes = FIGURES[name], changes or {}
+    if unknown := set(changes) - entry.settings.keys():
         raise ValueError(f"--set {', '.join(unknown)}: {name} takes {', '.join(entry.settings) or 'none'}")
-    chosen = [changes] if changes else entry.in_git or [{}]
-    return [drawn for values in chosen for drawn in _draw(data, entry, entry.settings | values)]
-
-
-def _draw(data: Data, entry: Entry, values: Mapping[str, Any]) -> Iterable[Drawn]:
+    values = entry.settings | changes
     data.used.clear()
     made = data.of_one_device(lambda: entry.make(data, **values))
-    devices = pd.concat(data.used)["device"] if made else []
-    if made is None or (data.device and data.device not in {*devices}):  # drawn of another device: not asked for
-        return
-    file = entry.file.format(device=slug(devices.mode().iloc[0]), **values)
-    if entry.title:
-        made.suptitle(entry.title.format(**values))
+    if made is None or (data.device and data.device not in {*pd.concat(data.used)["device"]}):
+        return None  # drawn of another device: not asked for
+    title = made.get_suptitle()
+    made.suptitle(textwrap.fill(title, 92, break_on_hyphens=False), x=0.01, ha="left")
     note = "; ".join(filter(None, [entry.note.format(**values), data.provenance()]))
-    made.supxlabel(note, x=0.01, ha="left", size=6, color="#444444", wrap=True)
-    yield file, made
+    made.supxlabel(note, x=0.01, ha="left", size=7, color="#555555", wrap=True)
+    file = name + "".join(f"_{key}-{value}" for key, value in changes.items() if value != entry.settings[key])
+    return Drawn(file, made, f"{title}. {inspect.cleandoc(entry.make.__doc__)}".replace("\n", " "))
 
 
-def drawn_files(data: Data, kind: str = "png", names: Iterable[str] | None = None) -> dict[str, bytes]:
-    """Contents of the figures in git by the names of their files, or of the entries `names`."""
-    entries = names or [name for name, entry in FIGURES.items() if entry.in_git]
-    return {f"{file}.{kind}": image(made, kind) for name in entries for file, made in draw(data, name)}
+def drawn_in_git(data: Data) -> dict[str, Drawn]:
+    """The figures in git by name, but for those whose rows were not recorded."""
+    found = {name: draw(data, name) for name, entry in FIGURES.items() if entry.in_git}
+    return {name: drawn for name, drawn in found.items() if drawn}
 
 
 @figure(
     "hero",
-    "hero_{device}",
-    "fused3s beside the best other kernel on each real graph, d = 128",
     "16 bits: isolated launches; float32: back to back, L2 warm. Every kernel that was measured with inputs of that "
     "type takes part; all but PyG's are implemented in this repository",
 )
-def hero(data: Data) -> Figure | None:
-    real = {"kind": "real", "dim": 128}
-    half = Side(
-        "16-bit inputs, fp32 output",
-        on.colour("fused3s"),
-        of.KERNEL | of.ISOLATED | of.GRAPHS | real,
-        of.OURS,
-        {"backend": "best other", "dtype": "float16"},
-    )
-    full = Side(
-        "float32",
-        on.colour("fused3s fused"),
-        of.TIME | real | {"bench": "float32", "region": "forward", "heads": 1, "dtype": "float32"},
-        of.OURS | {"variant": "highest"},
-        of.IN_FLOAT32 | {"backend": "best other"},
-    )
-    return bars_over_best(data, [half, full])
+def hero(data: Data, dim: int = 128) -> Figure | None:
+    """Bars of the speed-up over the best other kernel, which is named at the end, for each real graph with 16-bit and
+    with float32 inputs."""
+    real = {"kind": "real", "dim": dim}
+    full = of.TIME | real | {"bench": "float32", "region": "forward", "heads": 1, "dtype": "float32"}
+    sides = {
+        "16 bits": (of.KERNEL | of.ISOLATED | of.GRAPHS | real, of.OURS, {"backend": "best other", "dtype": "float16"}),
+        "float32": (full, of.OURS | {"variant": "highest"}, of.IN_FLOAT32 | {"backend": "best other"}),
+    }
+    found = {name: quiet(data.pairs(*side, ["data_sha256"])) for name, side in sides.items()}
+    found = {name: rows for name, rows in found.items() if len(rows)}
+    if not found:
+        return None
+    every = pd.concat(found.values())
+    order = every.groupby("data_sha256", sort=False)["ratio"].agg(mean).sort_values(ascending=False)
+    lines: list[Line] = []
+    for sha in order.index:
+        graph = every[every["data_sha256"] == sha].iloc[0]
+        for name in (name for name, rows in found.items() if sha in rows.index):
+            where, _, best = sides[name]
+            other = data.pick({**where, **best, "data_sha256": sha})["note"].iloc[0]
+            text = f"{on.factor(found[name]['ratio'][sha])} over {on.name(other)}"
+            label = f"{on.graph(graph)}: {name}" if name == next(iter(found)) else name
+            lines.append(line(graph, "fused3s", found[name]["ratio"][sha], text, panel="", name=label, group=sha))
+    drawn = on.bars(pd.DataFrame(lines), base=1)
+    means = " and ".join(f"{mean(rows['ratio']):.2f}x ({name}, {len(rows)} graphs)" for name, rows in found.items())
+    drawn.suptitle(f"fused3s is {means} as fast as the best other kernel on real graphs, d = {dim}")
+    return drawn
 
 
-BARS = {"F3S_splitR": "F3S_splitR", "F3S_splitC": "F3S_splitC", "F3S_reorderRW": "F3S_reorderRW"}
-BARS |= {"fused3s_paper": "F3S_permuteQKV (the paper's kernel)", "flashsparse_naive": "FlashSparse_naive_softmax"}
-BARS |= {"flashsparse_stable": "FlashSparse_stable_softmax", "dfgnn_hyper": "DF-GNN_hyper", "pyg": "PyG"}
-OVER = {"dfgnn_tiling": "DF-GNN_tiling", "dfgnn_hyper": "DF-GNN_hyper", "flashsparse_naive": "FlashSparse_naive"}
-OVER |= {"flashsparse_stable": "FlashSparse_stable", "pyg": "PyG"}
+KERNELS = ["fused3s", "fused3s_paper", "F3S_reorderRW", "F3S_splitC", "F3S_splitR", "flashsparse_naive"]
+KERNELS += ["flashsparse_stable", "dfgnn_hyper", "dfgnn_tiling", "pyg"]
+TILING = "dfgnn_tiling"
+
+
+def kernels_of_the_paper(data: Data, number: int, graphs: Sequence[str], dim: int) -> Figure | None:
+    """Figure 5 or 6."""
+    graph = {"dataset": graphs, "dim": [dim]}
+    where = of.FIXED | of.WARM | graph | {"group": ["single", "batched"], "order": "none"}
+    where |= {"dtype": ["float16", "float32"]}
+    rows = data.pick(where | {"series": KERNELS})
+    if rows.empty:
+        return None
+    where |= {"device": rows["device"].iloc[0]}
+    sides = where, *(of.PUBLISHED | graph | {"device": gpu} for gpu in ("GH200", "A30"))
+    found, tick, ring = ({one: ratios(data, side, {"series": TILING}, one) for one in KERNELS} for side in sides)
+    over = {series: quiet(ratios(data, where, {"series": series}, "fused3s_paper")) for series in KERNELS}
+    over = {series: by_graph(found) for series, found in over.items() if len(found) and series != "fused3s_paper"}
+    if TILING not in over:
+        return None
+    of_series = rows.set_index(["dataset", "series"])
+    lines = []
+    for dataset, graph in rows.drop_duplicates("dataset").set_index("dataset").iterrows():
+        at, panel = (dataset, dim), on.graph(graph, "\n")
+        for series in KERNELS:
+            marks = {"tick": tick[series]["ratio"].get(at), "ring": ring[series]["ratio"].get(at)}
+            marks = {} if series == TILING else marks
+            ratio = found[series]["ratio"].get(at)
+            row = of_series.loc[dataset, series] if (dataset, series) in of_series.index else None
+            text = "" if series == TILING else on.factor(ratio) if ratio else ""
+            lines.append(line(row, series, ratio, text, panel=panel, name=on.name(series), **marks))
+    stated = [captions(f"Figure {number}({part})") for part in "ab"]
+    for series, of_graphs in over.items():
+        value, panel = mean(of_graphs["ratio"]), "the paper's kernel\nover each, mean"
+        marks = {"tick": stated[0].get(series), "ring": stated[1].get(series)}
+        one = {"panel": panel, "name": on.name(series), "value": value, "text": f"{value:.2f}x", "colour": on.PAPER}
+        lines.append(one | marks)
+    drawn = on.bars(pd.DataFrame(lines), base=1)
+    on_real = real(over[TILING])["ratio"]
+    words = f"{mean(on_real):.2f}x on {len(on_real)} real graphs; " * (0 < len(on_real) < len(over[TILING]))
+    words = f"{mean(over[TILING]['ratio']):.2f}x as fast as DF-GNN tiling ({words}paper: {stated[0][TILING]:g}x)"
+    if "fused3s" in over:
+        words += f", fused3s {1 / mean(over['fused3s']['ratio']):.2f}x as fast as the paper's kernel"
+    drawn.suptitle(f"Figure {number}: the paper's kernel is {words}")
+    return drawn
+
+
 KERNELS_NOTE = (
-    "d = {dim}, fp32 output, back to back, L2 warm; PyG and DF-GNN compute in fp32. Mean: geometric, of the graphs on "
-    "which all ran. refused: rows too long for shared memory. The paper's values: d = 128; OOM in (b) as it "
-    "draws it"
+    "Bars: speed-up over DF-GNN tiling, whose time is given; d = {dim}, fp32 output, back to back, L2 warm. | and ○: "
+    "the authors' own times, GH200 and A30, over their DF-GNN tiling; in the last axes the paper's captions. PyG and "
+    "DF-GNN compute in fp32. Means: geometric, of graphs on which both ran. Refused: rows too long for shared memory"
 )
 
 
-def kernels_of_the_paper(
-    data: Data, number: int, graphs_name: str, graphs: list[str], dim: int, bottom: float
-) -> Figure | None:
-    """Figure 5 or 6."""
-    label, tiling = "speed-up over DF-GNN_tiling", {"series": "dfgnn_tiling"}
-    where = of.FIXED | of.WARM | {"group": ["single", "batched"], "order": "none", "dtype": ["float16", "float32"]}
-    here = Panel(
-        "(a) {device}:", 2.3, label, where, tiling, of.PUBLISHED | {"device": "GH200"}, bottom, f"Figure {number}(a)"
-    )
-    there = Panel(
-        "(b) A30, the authors' times:",
-        2.0,
-        label,
-        of.PUBLISHED | {"device": "A30"},
-        tiling,
-        log=bottom,
-        caption=f"Figure {number}(b)",
-    )
-    found = "fused3s_paper is {ours} as fast as DF-GNN_tiling on {device} ({paper} in the paper)"
-    title = f"Figure {number}, {graphs_name}: {found}"
-    return paper_bars(data, PaperBars(title, graphs, [dim], BARS, "fused3s_paper", OVER, [here, there]))
-
-
-@figure("fig5_single", "fig5_single_d{dim}", note=KERNELS_NOTE)
+@figure("fig5_single", KERNELS_NOTE)
 def fig5_single(data: Data, dim: int = 128) -> Figure | None:
-    return kernels_of_the_paper(data, 5, "single graphs", of.FIGURE_5, dim, 1 / 16)
+    """For each single graph of the paper, by number of edges, bars of the speed-up of each kernel over DF-GNN tiling,
+    with marks at the authors' own values."""
+    return kernels_of_the_paper(data, 5, of.FIGURE_5, dim)
 
 
-@figure("fig6_batched", "fig6_batched_d{dim}", note=KERNELS_NOTE)
+@figure("fig6_batched", KERNELS_NOTE)
 def fig6_batched(data: Data, dim: int = 128) -> Figure | None:
-    return kernels_of_the_paper(data, 6, "batches of 1,024 graphs", of.FIGURE_6, dim, 1 / 32)
+    """For each batch of 1,024 graphs of the paper, by number of edges, bars of the speed-up of each kernel over DF-GNN
+    tiling, with marks at the authors' own values."""
+    return kernels_of_the_paper(data, 6, of.FIGURE_6, dim)
 
 
-@figure("fig7_sm_activity", "fig7_sm_activity", note="The row windows of a synthetic graph are in random order")
+@figure(
+    "fig7_sm_activity",
+    "Dashed, and in the titles: the mean; in brackets the paper's, of an A30. The row windows of a synthetic graph are "
+    "in random order",
+)
 def fig7_sm_activity(data: Data) -> Figure | None:
-    title = "Figure 7, mean over longest active time of the SMs, without and with reordering: {shares}"
+    """Bars of the active time of each SM over the longest one, on Pubmed and Reddit, without and with reordering."""
     where = {"bench": "sm_active", "group": {"not": ["twin"]}, "metric": "sm_active_time", "out_dtype": "float32"}
     where |= {"dtype": "float16", "dim": 128}
     of_paper = {"bench": "published", "metric": "sm_active_share", "device": "A30"}
     bars = {"F3S_splitC": "not reordered", "F3S_reorderRW": "reordered"}
-    return sm_times(data, title, where, of_paper, ["reddit", "pubmed"], bars)
+    return sm_times(data, where, of_paper, ["reddit", "pubmed"], bars)
+
+
+MODELS = {"csr_unfused": "cuSPARSE,\nfor DGL", "dfgnn_tiling": "DF-GNN\ntiling", "dfgnn_hyper": "DF-GNN\nhyper"}
+MODELS |= {"flashsparse_naive": "FlashSparse\nnaive", "fused3s_paper": "the paper's\nkernel"}
+MODELS |= {"fused3s": "fused3s\n(ours)"}
+MODEL_OF_THE_PAPER = of.MODEL | of.EAGER | {"group": {"not": ["twin"]}, "out_dtype": ["float32", "float16"]}
+MODEL_OF_THE_PAPER |= {"dataset": of.FIGURE_8, "dim": [64, 128, 256]}
+MODEL_NOTE = (
+    "10 blocks, eager. ~: bound by the CPU, in no mean. cuSPARSE (csr_unfused) stands for DGL. Refused: rows too long "
+    "for shared memory. Peptides-struct has the edges of Peptides-func"
+)
+
+
+def model_of_the_paper(data: Data, theirs: Where, text: Callable[[pd.Series], str]) -> dict[str, pd.DataFrame]:
+    """Lines of Figure 8 by precision: the ratio of `theirs` over each kernel, for each data set and d."""
+    found = {}
+    for dtype in ("float32", "tf32", "float16"):
+        where = MODEL_OF_THE_PAPER | {"dtype": dtype, "series": [f"{name} plain" for name in MODELS]}
+        rows = data.pick(where)
+        where |= {"device": rows["device"].iloc[0] if len(rows) else ""}
+        lines = []
+        for series, title in MODELS.items():
+            pairs = ratios(data, where, theirs, f"{series} plain")
+            for _, row in rows[rows["series"] == f"{series} plain"].iterrows():
+                at = row["dataset"], row["dim"]
+                pair = pairs.loc[at] if at in pairs.index else None
+                about = *on.graph(row, "\n").split("\n"), ""  # beside the first, second and third d
+                about = dict(zip(where["dim"], about, strict=True))[row["dim"]]
+                lines.append(
+                    line(
+                        row,
+                        series,
+                        np.nan if pair is None else pair["ratio"],
+                        "" if pair is None else DISTURBED * bool(pair["noisy"]) + text(pair),
+                        panel=f"{title}\n{dtype}",
+                        name=f"{about}, d = {row['dim']}".removeprefix(", "),
+                        group=row["dataset"],
+                    )
+                )
+        if lines:
+            found[dtype] = pd.DataFrame(lines)
+    return found
 
 
 @figure(
     "fig8_end_to_end",
-    "fig8_end_to_end_{dtype}",
-    in_git=[{"dtype": "float32"}, {"dtype": "float16"}],
-    note="10 blocks, {dtype} outside attention, eager. Labels: milliseconds; ~: bound by the CPU, in no mean. cuSPARSE "
-    "(csr_unfused) stands for DGL. The paper gives means alone. Mean: geometric, of the graphs with a d on which all "
-    "ran, each its own mean over d. Peptides-struct has the edges of Peptides-func",
+    "Bars: speed-up over cuSPARSE, with the milliseconds of the model. |: the paper's mean on an H100, DGL's over DGL. "
+    + MODEL_NOTE,
 )
-def fig8_end_to_end(data: Data, dtype: str = "float32") -> Figure | None:
-    title = "Figure 8, whole Graph Transformer: with fused3s_paper {ours} as fast as with cuSPARSE on {device} "
-    title += "({paper} over DGL in the paper)"
-    where = of.MODEL | of.EAGER | {"group": {"not": ["twin"]}, "dtype": dtype, "out_dtype": ["float32", "float16"]}
-    bars = {"csr_unfused": "cuSPARSE, for DGL", "dfgnn_tiling": "DF-GNN_tiling", "dfgnn_hyper": "DF-GNN_hyper"}
-    bars |= {"flashsparse_naive": "FlashSparse_naive_softmax", "fused3s_paper": "fused3s_paper"}
-    bars = {f"{name} plain": text for name, text in bars.items()}
-    over = {name: text.removesuffix("_naive_softmax") for name, text in bars.items() if text != "fused3s_paper"}
+def fig8_end_to_end(data: Data) -> Figure | None:
+    """For each precision of the layers outside attention, and each kernel, bars of the speed-up of the whole model over
+    the one with cuSPARSE, with its milliseconds: nine data sets by number of edges with d = 64, 128 and 256. The last
+    bar is the mean speed-up of the paper's kernel over that one, with a mark at the paper's value."""
     dgl = {"series": "csr_unfused plain"}
-    speed_up = Panel(
-        "(c) {device}:", 2.8, "speed-up over cuSPARSE", where, dgl, None, 0.5, "Figure 8(c)", milliseconds=True
-    )
-    title_of_shares = "(d) {device}: share of attention in the time of the model"
-    share = Panel(title_of_shares, 1.8, "share of attention", where, {"scope": "attention"})
-    spec = PaperBars(title, of.FIGURE_8, [64, 128, 256], bars, "fused3s_paper plain", over, [speed_up, share])
-    return paper_bars(data, spec)
+    tables = model_of_the_paper(data, dgl, lambda pair: on.milliseconds(pair["value"]).removesuffix(" ms"))
+    stated, words = captions("Figure 8(c)"), []
+    for dtype, lines in tables.items():
+        where, extra = MODEL_OF_THE_PAPER | {"dtype": dtype}, []
+        for series, title in MODELS.items():
+            over = quiet(ratios(data, where, {"series": f"{series} plain"}, "fused3s_paper plain"))
+            if len(over) and series != "fused3s_paper":
+                value = mean(by_graph(over)["ratio"])
+                words += [f"{value:.2f}x ({dtype})"] * (series == "csr_unfused")
+                panel, name = f"{title}\n{dtype}", "the paper's kernel over each, mean"
+                one = {"value": value, "text": f"{value:.2f}x", "colour": on.PAPER, "group": "mean"}
+                extra.append({**one, "panel": panel, "name": name, "tick": stated.get(series)})
+        tables[dtype] = pd.concat([lines, pd.DataFrame(extra)])
+    if not words:
+        return None
+    drawn = on.bars(pd.concat(tables.values()), columns=len(MODELS), base=1)
+    title = f"Figure 8 (c): with the paper's kernel the model is {' and '.join(words)} as fast as with cuSPARSE; "
+    drawn.suptitle(f"{title}{stated['csr_unfused']:g}x over DGL in the paper")
+    return drawn
+
+
+@figure("fig8_attention_share", "Bars: share of attention in the time of the model. " + MODEL_NOTE)
+def fig8_attention_share(data: Data) -> Figure | None:
+    """For each precision of the layers outside attention, and each kernel, bars of the share of attention in the time
+    of the whole model: nine data sets by number of edges with d = 64, 128 and 256."""
+    tables = model_of_the_paper(data, {"scope": "attention"}, lambda pair: f"{100 * pair['ratio']:.0f} %")
+    words = []
+    for dtype, lines in tables.items():
+        ours = lines[(lines["colour"] == on.PAPER) & ~lines["text"].str.startswith(DISTURBED)]["value"].dropna()
+        words += [f"{ours.min():.0%} to {ours.max():.0%} ({dtype})"] * bool(len(ours))
+    if not words:
+        return None
+    drawn = on.bars(pd.concat(tables.values()), columns=len(MODELS), log=False, ticks="{:.0%}".format)
+    drawn.suptitle(f"Figure 8 (d): with the paper's kernel attention takes {' and '.join(words)} of the model's time")
+    return drawn
 
 
 @figure(
     "training-steps",
-    "training-steps_{device}_{heads}-heads",
-    "Training step, 10 blocks, d = 128, heads: {heads}, bf16",
-    "Forward pass, backward pass and AdamW on the whole graph. Missing: wrong gradients",
+    "Forward pass, backward pass and AdamW on the whole graph, bf16. Our layers: fused, around attention. Wrong: the "
+    "gradients",
 )
 def training_steps(data: Data, heads: int = 1) -> Figure | None:
-    series = [
-        ("pyg", of.EAGER | {"backend": "pyg", "dense": "plain"}, "PyG, plain, eager"),
-        ("pyg", of.EAGER | {"backend": "pyg", "dense": "compiled"}, "PyG, compiled, eager"),
-        ("pyg", of.GRAPH | of.FUSED | {"backend": "pyg"}, "PyG, fused, CUDA graph"),
-        ("csr_unfused", of.GRAPH | of.FUSED | {"backend": "csr_unfused"}, "cuSPARSE, fused, CUDA graph"),
-        ("fused3s compiled", of.GRAPH | of.OURS | {"dense": "compiled"}, "fused3s, compiled, CUDA graph"),
-        ("fused3s", of.GRAPH | of.FUSED | of.OURS, "fused3s, fused, CUDA graph"),
-    ]
-    return times(data, of.STEP | {"heads": heads}, "time of a training step", series)
+    """For each graph bars of the time of a training step of the Graph Transformer (10 blocks, d = 128), with PyG's
+    attention, cuSPARSE and fused3s, eager or as one CUDA graph."""
+    pyg = {
+        "PyG, our layers, CUDA graph": ("pyg", of.GRAPH | of.FUSED | {"backend": "pyg"}),
+        "PyG, plain layers, eager": ("pyg", of.EAGER | {"backend": "pyg", "dense": "plain"}),
+        "PyG, compiled layers, eager": ("pyg", of.EAGER | {"backend": "pyg", "dense": "compiled"}),
+    }
+    series = {
+        "fused3s, our layers, CUDA graph": ("fused3s", of.GRAPH | of.FUSED | of.OURS),
+        "fused3s, compiled layers, CUDA graph": ("fused3s", of.GRAPH | of.OURS | {"dense": "compiled"}),
+        "cuSPARSE, our layers, CUDA graph": ("csr_unfused", of.GRAPH | of.FUSED | {"backend": "csr_unfused"}),
+    } | pyg
+    lines = times(data, of.STEP | {"heads": heads}, series)
+    if lines is None:
+        return None
+    drawn = on.bars(lines, ticks=on.duration)
+    ours, *_ = series
+    eager, best = (gains(lines, ours, names) for names in ([*pyg][1:], [*pyg]))
+    if len(best):
+        words = f"{mean(eager):.1f}x as fast as with eager PyG, {mean(best):.1f}x as fast as with PyG at its fastest"
+        drawn.suptitle(f"With fused3s a training step is {words} (means of {len(best)} graphs, heads: {heads})")
+    else:
+        drawn.suptitle(f"Training step, heads: {heads}")
+    return drawn
 
 
 @figure(
     "kernel-times",
-    "kernel-times_{group}_{device}_d{dim}",
-    "Attention kernels, {group} graphs, d = {dim}, back to back, L2 warm",
-    "DF-GNN, PyG and csr_unfused compute in fp32, the others take fp16",
-    in_git=[],
+    "d = {dim}, back to back, L2 warm. DF-GNN, PyG and cuSPARSE compute in fp32, the others take fp16",
+    in_git=False,
 )
 def kernel_times(data: Data, group: str = "single", dim: int = 128) -> Figure | None:
-    where = of.KERNEL | of.WARM | of.NO_BEST | {"group": group, "dim": dim}
-    return times(data, where, "time of one attention")
+    """For each graph bars of the time of one attention with each kernel."""
+    lines = times(data, of.KERNEL | of.WARM | of.NO_BEST | {"group": group, "dim": dim})
+    if lines is None:
+        return None
+    drawn = on.bars(lines, ticks=on.duration)
+    others = [name for name in lines["name"].unique() if not name.startswith("fused3s")]
+    found = gains(lines, on.name("fused3s"), others)
+    words = f"fused3s is {mean(found):.2f}x as fast as the best other kernel: " if len(found) else ""
+    drawn.suptitle(f"{words}time of one attention, {group} graphs")
+    return drawn
 
 
-@figure(
-    "waterfall",
-    "waterfall_{device}_d{dim}",
-    note="Log axis: the length of a bar is its factor. Real graphs with undisturbed times of all steps",
-)
-def waterfall_of_the_model(data: Data, dim: int = 128) -> Figure | None:
+@figure("waterfall", "Log axis: the length of a bar is its factor. Real graphs with undisturbed times of all steps")
+def waterfall(data: Data, dim: int = 128) -> Figure | None:
+    """Bars from the time of the model with cuSPARSE in float32 to the time with everything, one factor at a time."""
     steps = {
-        "csr_unfused, fp32, eager": of.EAGER | {"backend": "csr_unfused", "dtype": "float32"},
-        "fp16": of.EAGER | {"backend": "csr_unfused"},
+        "cuSPARSE, float32, eager": of.EAGER | {"backend": "csr_unfused", "dtype": "float32"},
+        "float16": of.EAGER | {"backend": "csr_unfused"},
         "fused3s attention": of.EAGER | of.OURS,
         "CUDA graph": of.OURS,
         "fused dense block": of.OURS | of.FUSED,
     }
-    title = f"Graph Transformer, 10 blocks, d = {dim}: most is gained by {{factors}}"
-    return waterfall(data, of.MODEL | {"dim": dim, "kind": "real"}, steps, title)
+    where = of.MODEL | {"dim": dim, "kind": "real"}
+    measured = {name: data.measured({**where, **step}) for name, step in steps.items()}
+    columns = [found.loc[found["disturbed"] != "yes", "value"] for found in measured.values()]
+    every = pd.concat(columns, axis=1, keys=measured, join="inner")  # by graph and d
+    if every.empty:
+        return None
+    means = every.apply(mean)
+    graphs = distinct(next(iter(measured.values()))).loc[every.index.get_level_values(0).unique(), "label"]
+    first, last = means.iloc[0], means.iloc[-1]
+    start = {"panel": f"time of the model, geometric mean of {', '.join(graphs)}", "start": means.min() / 2}
+    lines = [start | {"name": means.index[0], "value": first, "text": on.milliseconds(first), "colour": on.PEOPLE}]
+    factors = {}
+    for (_, before), (name, after) in pairwise(means.items()):
+        factors[name] = f"{before / after:.2f}x"
+        colour = on.OURS if "fused" in name else on.OTHER
+        text = factors[name] + " (slower)" * (after > before)
+        bar = {"name": f"+ {name}", "value": max(before, after), "start": min(before, after), "text": text}
+        lines.append(start | bar | {"colour": colour})
+    text = f"{on.milliseconds(last)}: {first / last:.3g}x"
+    lines.append(start | {"name": "all together", "value": last, "text": text, "colour": on.OURS})
+    drawn = on.bars(pd.DataFrame(lines), ticks=on.duration, thick=1.6)
+    words = f"the fused dense block gives {factors['fused dense block']}, attention {factors['fused3s attention']}"
+    drawn.suptitle(f"Of {first / last:.3g}x in the Graph Transformer (10 blocks, d = {dim}), {words}")
+    return drawn
 
 
 @figure(
     "scale",
-    "scale_{device}",
-    "Training step of three layers (8 heads x 16 columns), 200,000 nodes, float32",
-    "Power-law graphs; host and optimiser included. Crosses: out of memory or error of compiled PyG",
+    "Training step of three layers (8 heads x 16 columns), float32; 200,000 nodes, power-law graphs; host and "
+    "optimiser included. Failures: out of memory or error of compiled PyG",
 )
 def scale(data: Data) -> Figure | None:
+    """Lines of time and peak memory of a training step from 1 to 134 million edges: eager PyG, compiled PyG and
+    fused3s.nn."""
     where = {"bench": "layers", "variant": of.SIZES} | of.FP32
-    series = [
-        (on.OTHER, of.EAGER | {"backend": "pyg"}, "eager PyG"),
-        (on.colour("pyg"), {"launch": "compiled", "backend": "pyg"}, "compiled PyG"),
-        (on.colour("fused3s"), of.EAGER | {"backend": "auto"}, "fused3s.nn"),
-    ]
+    series = {
+        "eager PyG": (on.PEOPLE, "--", of.EAGER | {"backend": "pyg"}),
+        "compiled PyG": (on.PEOPLE, "-", {"launch": "compiled", "backend": "pyg"}),
+        "fused3s.nn": (on.OURS, "-", of.EAGER | {"backend": "auto"}),
+    }
     panels = {"time of a step, ms": (of.TIME, 1), "peak memory, GiB": ({"metric": "peak_memory"}, 2**-10)}
-    return by_edges(data, where, panels, series)
+    sides = [series[name][-1] for name in ("fused3s.nn", "compiled PyG")]
+    both = [data.pairs(where | panel, *sides, ["data_sha256"]) for panel, _ in panels.values()]
+    if not (drawn := by_edges(data, where, panels, series)) or not all(map(len, both)):
+        return None
+    (time, memory), largest = (rows.iloc[-1] for rows in both), on.edges(both[0].iloc[-1]["nnz"])
+    ours = f"{on.milliseconds(time['value'])} and {memory['value'] / 2**10:.3g} GiB"
+    pyg = f"{on.milliseconds(time['theirs'])} and {memory['theirs'] / 2**10:.3g} GiB"
+    drawn.suptitle(f"With fused3s a training step on {largest} edges takes {ours}, with compiled PyG {pyg}")
+    return drawn
 
 
-@figure("learning-curves", "learning-curves_{device}", "Learning curves: median and 10th to 90th percentile over seeds")
+@figure(
+    "learning-curves",
+    "Solid: validation, median over seeds; band: 10th to 90th percentile. Dashed: mean test score of the weights with "
+    "the best validation score. Dotted: published test score (results/paper/scores.csv)",
+)
 def learning_curves(data: Data) -> Figure | None:
-    scores = ("accuracy", "balanced_accuracy", "f1", "rocauc", "ap", "mae", "rmse")
-    where = {"bench": "train", "metric": [f"valid_{score}" for score in scores], "epoch": {"least": 1}}
-    return lines(data, where, "epoch")
+    """For each data set a line of the validation score by epoch, with lines at our mean test score and at a published
+    one."""
+    names = ("accuracy", "balanced_accuracy", "f1", "rocauc", "ap", "mae", "rmse")
+    where = {"bench": "train", "metric": [f"valid_{score}" for score in names], "epoch": {"least": 1}}
+    return learning(data, where, scores())

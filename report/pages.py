@@ -10,8 +10,9 @@ import pandas as pd
 from report.claims import Finding, claims_page, headlines, judged, shown, verdict_counts
 from report.datasets import TABLES as DATA_SET_TABLES
 from report.datasets import markdown_of
+from report.drawing import image
 from report.engine import Data
-from report.figures import drawn_files
+from report.figures import FIGURES, Drawn, drawn_in_git
 from report.tables import TABLES, render
 from report.training import inference_changes, split_scores
 
@@ -37,7 +38,7 @@ Rebuilt: MoleculeNet's table through RDKit, 41,112 of ogb's 41,127 molecules, wi
 {scores}"""
 
 
-def results_page(data: Data) -> str:
+def results_page(data: Data, pictures: Mapping[str, Drawn]) -> str:
     """results/RESULTS.md."""
     parts = [RESULTS]
     for name, table in TABLES.items():
@@ -47,14 +48,18 @@ def results_page(data: Data) -> str:
     scores, changes = split_scores(data), inference_changes(data)
     if scores:
         parts.append(SCORES.format(provenance=data.provenance(), scores=scores, changes=changes))
-    return "".join(parts)
+    shown_here = [f"\n![{one.alt}](figures/{one.file}.png)\n" for one in pictures.values()]
+    return "".join([*parts, *["\n## Figures\n"] * bool(shown_here), *shown_here])
 
 
-def blocks(data: Data, findings: Mapping[str, Finding], results: Path) -> dict[str, str]:
-    """Texts of the blocks by name; a table that was not recorded is ""."""
+def blocks(data: Data, findings: Mapping[str, Finding], results: Path, pictures: Mapping[str, Drawn]) -> dict[str, str]:
+    """Texts of the blocks by name; a table or picture that was not recorded is "". Pictures are for pages beside
+    `results`."""
     found = {name: render(data, name) for name, table in TABLES.items() if not table.title}
     durations = results / "durations.csv"
     seconds = pd.read_csv(durations) if durations.exists() else None
+    found |= dict.fromkeys((f"picture-{name}" for name in FIGURES), "")
+    found |= {f"picture-{name}": f"![{one.alt}](results/figures/{one.file}.png)" for name, one in pictures.items()}
     found |= {"paper": headlines(findings), "verdicts": verdict_counts(findings)}
     return found | {"paper-figures": shown(findings, seconds)}
 
@@ -80,9 +85,10 @@ def _block(name: str, text: str) -> str:
     return f"<!-- begin generated: {name} -->\n{content}<!-- end generated: {name} -->"
 
 
-def pages(data: Data, results: Path, with_blocks: Iterable[Path]) -> dict[Path, str]:
-    """Texts by path: RESULTS.md, CLAIMS.md, the tables of data sets, and pages with blocks."""
-    texts = {results / "RESULTS.md": results_page(data)}
+def files(data: Data, results: Path, with_blocks: Iterable[Path]) -> dict[Path, bytes]:
+    """Contents by path: RESULTS.md, CLAIMS.md, the tables of data sets, the figures in git, and pages with blocks."""
+    pictures = drawn_in_git(data)
+    texts = {results / "RESULTS.md": results_page(data, pictures)}
     data.used.clear()
     findings = judged(data, results)
     texts[results / "CLAIMS.md"] = claims_page(data, findings)
@@ -90,10 +96,7 @@ def pages(data: Data, results: Path, with_blocks: Iterable[Path]) -> dict[Path, 
         csv = results / "datasets" / f"{name}.csv"
         if csv.exists():
             texts[csv.with_suffix(".md")] = markdown_of(csv)
-    found = blocks(data, findings, results)
-    return texts | {page: fill(page.read_text(encoding="utf-8"), found) for page in with_blocks}
-
-
-def figures(data: Data, results: Path) -> dict[Path, bytes]:
-    """The figures in git, by path."""
-    return {results / "figures" / name: content for name, content in drawn_files(data).items()}
+    found = blocks(data, findings, results, pictures)
+    texts |= {page: fill(page.read_text(encoding="utf-8"), found) for page in with_blocks}
+    drawn = {results / "figures" / f"{one.file}.png": image(one.figure) for one in pictures.values()}
+    return {path: text.encode() for path, text in texts.items()} | drawn

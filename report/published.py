@@ -104,3 +104,8 @@ def captions(place: str) -> dict[str, float]:
     table = pd.read_csv(FOLDER / "geomeans.csv")
     found = table[table["source"].str.startswith(place)].replace({"baseline": {"dgl": "csr_unfused"}})
     return dict(zip(found["baseline"], found["low"], strict=True))
+
+
+def scores() -> pd.DataFrame:
+    """Test scores that others published, with the columns dataset, metric, score and model."""
+    return pd.read_csv(FOLDER / "scores.csv")

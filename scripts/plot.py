@@ -55,15 +55,15 @@ def main(
         folder = figures or (results / LOCAL if results == RECORDED else results) / "figures"
         for name in chosen:
             drawn = draw(data, name, values)
-            for file, figure in drawn:
-                path = folder / f"{file}.{kind}"
-                with replacing(path) as unfinished:
-                    unfinished.write_bytes(image(figure, kind))
-                console.print(Text(f"drawn      {path}"))
-            if not drawn:
+            if drawn is None:
                 of = f" on {data.device}" if device else ""
                 console.print(Text(f"not drawn  {name}: its rows were not recorded in {results}{of}"))
-            count += len(drawn)
+                continue
+            path = folder / f"{drawn.file}.{kind}"
+            with replacing(path) as unfinished:
+                unfinished.write_bytes(image(drawn.figure, kind))
+            console.print(Text(f"drawn      {path}"))
+            count += 1
         if not count:
             names = ", ".join(sorted({*rows["device"]}))
             raise ValueError(f"{results}: nothing to draw; --device names one of: {names}")

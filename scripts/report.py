@@ -22,7 +22,7 @@ from rich.text import Text
 from common.cli import console, user_errors
 from data.atomic import replacing
 from report.engine import Data
-from report.pages import figures, pages
+from report.pages import files
 from report.rows import recorded
 from report.tables import TABLES, render
 
@@ -46,15 +46,14 @@ def main(
         data = Data(recorded(results), device)
         if table_names:
             return print_tables(data, table_names)
-        texts = pages(data, results, readme or (WITH_BLOCKS if results == RECORDED else ()))
-        files = {path: text.encode() for path, text in texts.items()} | figures(data, results)
+        contents = files(data, results, readme or (WITH_BLOCKS if results == RECORDED else ()))
         is_same = shows_the_same if check else has_bytes
-        changed = [path for path, content in files.items() if not is_same(path, content)]
-        known = {path.name for path in files}
+        changed = [path for path, content in contents.items() if not is_same(path, content)]
+        known = {path.name for path in contents}
         stale = [path for path in (results / "figures").glob("*") if path.name not in known] if check else []
         for path in changed if not check else ():
             with replacing(path) as unfinished:
-                unfinished.write_bytes(files[path])
+                unfinished.write_bytes(contents[path])
         for path in changed:
             console.print(Text(f"{'differs' if check else 'written'}    {path}"))
         for path in stale:
@@ -62,7 +61,7 @@ def main(
     if check and (changed or stale):
         console.print(Text("renewed by: make report"))
         raise typer.Exit(1)
-    console.print(Text(f"{len(files)} files are those of the CSVs in {results}"))
+    console.print(Text(f"{len(contents)} files are those of the CSVs in {results}"))
 
 
 def print_tables(data: Data, names: list[str]) -> None:

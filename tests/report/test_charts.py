@@ -1,15 +1,17 @@
 """Figures: what they show of a few rows, and that every entry is drawn."""
 
-from itertools import pairwise
+import io
+from itertools import combinations, pairwise
 
 import pytest
 from kernel_rows import row
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
+from PIL import Image
 
 from report.drawing import image
 from report.engine import Data
-from report.figures import draw, drawn_files
+from report.figures import draw
 from report.rows import frame
 
 TIMES = {"fused3s_paper": 2.0, "dfgnn_tiling": 6.0, "pyg": 12.0, "new_kernel": 4.0}
@@ -28,30 +30,73 @@ def texts(figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text)]
 
 
-def heights(axes, label: str) -> list[float]:
-    (bars,) = [bars for bars in axes.containers if bars.get_label().startswith(label)]
-    return [bar.get_height() for bar in bars if bar.get_height() == bar.get_height()]
+def axes_of(figure, title: str):
+    (axes,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith(title)]
+    return axes
+
+
+def bars(axes) -> dict[str, float]:
+    """The right ends of bars by the names beside them."""
+    (drawn,) = axes.containers
+    names = [label.get_text() for label in axes.figure.axes[0].get_yticklabels()]  # of all axes
+    ends = {round(bar.get_y() + bar.get_height() / 2, 6): bar.get_x() + bar.get_width() for bar in drawn}
+    found = {name: ends.get(round(place, 6)) for name, place in zip(names, axes.get_yticks(), strict=True)}
+    return {name: end for name, end in found.items() if end is not None and end == end}
+
+
+def marks(axes) -> dict[str, list[float]]:
+    """Where ticks and rings stand."""
+    found = {line.get_marker(): line.get_xdata() for line in axes.lines if line.get_marker() in ("|", "o")}
+    return {style: [float(value) for value in values if value == value] for style, values in found.items()}
 
 
 def test_figure_5_is_speed_up_over_tiling_beside_the_papers_own_values():
-    ((file, figure),) = draw(Data(frame(ROWS)), "fig5_single", {"dim": 128})
-    assert file == "fig5_single_d128"
-    measured, published = figure.axes
-    # cora, reddit, the mean of the one graph on which all ran
-    assert heights(measured, "F3S_permuteQKV") == pytest.approx([3.0, 0.5, 3.0])
-    assert heights(measured, "PyG") == pytest.approx([0.5, 0.5])
-    assert "OOM" in texts(measured)
-    assert texts(measured).count("not run") == 13 + 2 * 6  # graphs without rows; bars of two graphs without a time
-    marks = {round(line[0][1], 3) for lines in measured.collections for line in lines.get_segments() if len(line)}
-    assert {round(0.061808 / time, 3) for time in (0.019328, 0.49864)} <= marks  # published for cora on a GH200
-    # The paper's caption: 2.8 and 14.7; the means of cora and reddit, and of cora, which is real
-    assert "DF-GNN_tiling 1.22x [3.00x; 2.8x]" in measured.get_title(loc="left")
-    assert "PyG 6.00x [14.7x]" in measured.get_title(loc="left")
-    assert "1.22x as fast as DF-GNN_tiling on H200 (2.8x in the paper)" in figure.get_suptitle()
-    assert "DF-GNN_tiling 2.72x [2.7x]" in published.get_title(loc="left")
-    # On the surrogate tiling takes 9 in place of 6 ms, and ours 4 in place of 2.
-    assert any("surrogates have 0.75 of the kernel's real speed-up (n = 1)" in text for text in texts(figure))
+    file, figure, alt = draw(Data(frame(ROWS)), "fig5_single")
+    assert file == "fig5_single"
+    cora, reddit, means = figure.axes[:3]
+    assert cora.get_title(loc="left") == "cora\n10.6K edges"
+    assert reddit.get_title(loc="left") == "reddit\n115M edges, synthetic"
+    assert bars(cora) == pytest.approx({"the paper's kernel": 3.0, "DF-GNN tiling": 1.0, "PyG": 0.5})
+    assert bars(reddit) == pytest.approx({"the paper's kernel": 0.5, "DF-GNN tiling": 1.0})
+    assert {"3.0x", "6 ms", "0.50x"} <= {*texts(cora)}
+    assert "out of memory" in texts(reddit)
+    assert texts(cora).count("not run") == 7  # kernels without rows
+    ticks = marks(cora)["|"]
+    assert len(ticks) == 8  # all but the base and ours
+    assert any(tick == pytest.approx(0.061808 / 0.019328) for tick in ticks)  # published for cora on a GH200
+    # The paper's captions: 2.8 and 2.7 over tiling, 14.7 and 12.3 over PyG; ours: the means of cora and reddit
+    assert bars(means) == pytest.approx({"DF-GNN tiling": 1.5**0.5, "PyG": 6.0})
+    assert {"|": marks(means)["|"], "o": marks(means)["o"]} == {"|": [2.8, 14.7], "o": [2.7, 12.3]}
+    title = "Figure 5: the paper's kernel is 1.22x as fast as DF-GNN tiling (3.00x on 1 real graphs; paper: 2.8x)"
+    assert " ".join(figure.get_suptitle().split()) == title
+    assert alt.startswith(title)
     assert any("commit" in text for text in texts(figure))
+
+
+def test_no_bar_or_text_leaves_its_axes_or_meets_another_text():
+    """The longest and the shortest bars, and marks beyond them."""
+    rows = [row("cora", name, time) for name, time in (TIMES | {"pyg": 5e3, "flashsparse_naive": 3e-3}).items()]
+    figure = draw(Data(frame([*ROWS, *rows])), "fig5_single").figure
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        if not axes.axison:
+            continue
+        low, high = axes.get_xlim()
+        assert all(low <= end <= high for end in bars(axes).values())
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert all(box.x1 <= axes.bbox.x1 + 8 for box in boxes)  # pixels
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        titles = [one.title.get_window_extent() for one in figure.axes if one.axison]
+        assert not any(one.overlaps(other) for one, other in combinations(titles, 2))
+
+
+@pytest.mark.parametrize("name", ["fig5_single", "hero", "kernel-times"])
+def test_no_text_is_below_7_points_at_800_pixels(name):
+    ours = {"bench": "float32", "region": "forward", "dtype": "float32", "variant": "highest"}
+    rows = [row("zinc", "fused3s", 1.0, **ours), row("zinc", "dfgnn_tiling", 3.0, dtype="float32")]
+    figure = draw(Data(frame([*ROWS, *rows])), name).figure
+    shown = figure.get_size_inches()[0] * 96 / 800
+    assert min(text.get_fontsize() / shown for text in figure.findobj(Text) if text.get_text()) >= 7
 
 
 def test_figure_7_has_a_bar_for_each_sm_and_figure_8_the_share_of_attention():
@@ -59,32 +104,54 @@ def test_figure_7_has_a_bar_for_each_sm_and_figure_8_the_share_of_attention():
     cycles = share | {"metric": "sm_active_time", "unit": "cycles"}
     shares = [row("pubmed", name, value, **share) for name, value in (("F3S_splitC", 0.5), ("F3S_reorderRW", 0.75))]
     times = [row("pubmed", one.variant, 1e3 * (sm + 1), sm=sm, **cycles) for one in shares for sm in (0, 1)]
-    ((_, figure),) = draw(Data(frame([*shares, *times])), "fig7_sm_activity")
+    figure = draw(Data(frame([*shares, *times])), "fig7_sm_activity").figure
     assert figure.get_suptitle().endswith("0.50 to 0.75 on pubmed")
     left, right = figure.axes
-    assert "(the paper's A30: 0.76)" in left.get_title()
-    assert [bar.get_height() for bar in right.patches] == [1.0, 2.0]
+    assert "not reordered: 0.50 (paper: 0.76)" in left.get_title(loc="left")
+    assert [bar.get_height() for bar in right.patches] == [0.5, 1.0]
 
-    model = {"bench": "end_to_end", "scope": "model", "launch": "eager", "blocks": 10, "dtype": "float32", "l2": "none"}
+    model = {"bench": "end_to_end", "scope": "model", "launch": "eager", "blocks": 10, "l2": "none"}
     model |= {"plan": "none", "dense": "plain", "dim": 64}
-    rows = [row("ogbn-arxiv", name, time, **model) for name, time in (("csr_unfused", 8.0), ("fused3s_paper", 4.0))]
-    rows.append(row("ogbn-arxiv", "fused3s_paper", 1.0, **model | {"scope": "attention"}))
-    ((_, figure),) = draw(Data(frame(rows)), "fig8_end_to_end")
-    speed_up, share_of = figure.axes
-    assert heights(speed_up, "fused3s_paper")[0] == 2.0
-    assert "4" in texts(speed_up)  # milliseconds
-    assert heights(share_of, "fused3s_paper") == [0.25]
+    sides = [("float32", "csr_unfused", 8.0), ("float32", "fused3s_paper", 4.0)]
+    sides += [("tf32", "csr_unfused", 6.0), ("tf32", "fused3s_paper", 2.0)]
+    rows = [row("ogbn-arxiv", name, time, dtype=dtype, **model) for dtype, name, time in sides]
+    rows.append(row("ogbn-arxiv", "fused3s_paper", 1.0, dtype="float32", **model | {"scope": "attention"}))
+    data = Data(frame(rows))
+    figure = draw(data, "fig8_end_to_end").figure
+    title = "the model is 2.00x (float32) and 3.00x (tf32) as fast as with cuSPARSE; 5.36x over DGL in the paper"
+    assert title in " ".join(figure.get_suptitle().split())
+    for dtype, factor, time in (("float32", 2.0, "4"), ("tf32", 3.0, "2")):
+        axes = axes_of(figure, f"the paper's\nkernel\n{dtype}")
+        assert bars(axes)["ogbn-arxiv, d = 64"] == factor
+        assert time in texts(axes)  # milliseconds
+    dgl = axes_of(figure, "cuSPARSE,\nfor DGL\nfloat32")
+    assert bars(dgl)["the paper's kernel over each, mean"] == 2.0
+    assert marks(dgl)["|"] == [5.36]
+    share_of = axes_of(draw(data, "fig8_attention_share").figure, "the paper's\nkernel\nfloat32")
+    assert bars(share_of) == {"ogbn-arxiv, d = 64": 0.25}
+    assert "25 %" in texts(share_of)
 
 
 def test_the_first_picture_holds_every_kernel_that_was_measured_in_float32():
     ours = {"bench": "float32", "region": "forward", "dtype": "float32", "variant": "highest"}
     rows = [row("cora", "fused3s", 1.0, **ours), row("cora", "dfgnn_tiling", 3.0, **ours | {"variant": "none"})]
     rows += [row("cora", name, time, dtype="float32") for name, time in (("dfgnn_tiling", 3.1), ("dfgnn_hyper", 1.5))]
-    ((_, figure),) = draw(Data(frame(rows)), "hero")
+    figure = draw(Data(frame(rows)), "hero").figure
+    assert bars(figure.axes[0]) == {"cora, 10.6K edges: float32": 1.5}
+    assert "1.5x over DF-GNN hyper" in texts(figure)
+    assert figure.get_suptitle().startswith("fused3s is 1.50x (float32, 1 graphs) as fast as the best other kernel")
+
+
+def test_a_learning_curve_stands_beside_its_test_score_and_a_published_one():
+    run = {"bench": "train", "metric": "valid_rocauc", "unit": "1", "scope": "model", "plan": "none", "l2": "none"}
+    rows = [row("ogbg-molhiv", "fused3s", value, region=f"epoch {n}", **run) for n, value in ((1, 0.6), (2, 0.8))]
+    tests = [(seed, value) for seed, value in enumerate((0.7, 0.75))]
+    run |= {"metric": "test_rocauc"}
+    rows += [row("ogbg-molhiv", "fused3s", value, "unchecked", variant=f"seed {n}", **run) for n, value in tests]
+    figure = draw(Data(frame(rows)), "learning-curves").figure
     (axes,) = figure.axes
-    assert axes.get_legend_handles_labels()[1] == ["float32: 1.50x on 1 real"]
-    assert [bar.get_width() for bar in axes.patches] == [1.5]
-    assert " 1.5x  dfgnn_hyper" in texts(figure)
+    assert [line.get_ydata()[0] for line in axes.lines[1:]] == pytest.approx([0.725, 0.786])
+    assert "ogbg-molhiv 0.725 (DeeperGCN 0.786)" in " ".join(figure.get_suptitle().split())
 
 
 def test_all_lines_of_a_figure_are_of_one_gpu():
@@ -98,22 +165,22 @@ def test_all_lines_of_a_figure_are_of_one_gpu():
         for size, time in zip(["1m", "4m", "17m", "67m"][:count], [1.0, 4.0, 16.0, 64.0], strict=False)
         for metric in ("time", "peak_memory")
     ]
-    ((file, figure),) = draw(Data(frame(rows)), "scale")
-    points = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].lines if line.get_marker() == "o"}
+    figure = draw(Data(frame(rows)), "scale").figure
+    points = [len(line.get_xdata()) for line in figure.axes[0].lines]
     lengths = {gpu: [n for *_, one, n in sides if one == gpu] for gpu in ("H100", "H200")}
-    (gpu,) = (gpu for gpu in lengths if gpu.lower() in file)
-    assert sorted(points.values()) == sorted(lengths[gpu])
-    assert sum("NVIDIA" in text for text in texts(figure)) == 1
-    assert not any("NVIDIA H100" in text and "NVIDIA H200" in text for text in texts(figure))
+    (gpu,) = (gpu for gpu in lengths if any(f"NVIDIA {gpu}" in text for text in texts(figure)))
+    assert sorted(points) == sorted(lengths[gpu])
 
 
 def test_wrong_steps_are_missing_from_the_bars_of_times():
     step = {"bench": "training", "scope": "model", "region": "step", "blocks": 10, "dtype": "bfloat16", "l2": "none"}
     step |= {"plan": "none", "dense": "fused", "launch": "cuda_graph", "out_dtype": "bfloat16"}
     rows = [row("cora", "fused3s", 1.0, **step), row("cora", "pyg", 9.0, "wrong", **step)]
-    ((_, figure),) = draw(Data(frame(rows)), "training-steps")
-    assert "wrong" in texts(figure)
-    assert [bar.get_height() for bars in figure.axes[0].containers for bar in bars] == [1.0]
+    figure = draw(Data(frame(rows)), "training-steps").figure
+    assert "wrong result" in texts(figure)
+    assert bars(figure.axes[0]) == {"fused3s, our layers, CUDA graph": 1.0}
+    assert draw(Data(frame([row("cora", "pyg", 9.0, "wrong", **step)])), "training-steps") is None
+    assert draw(Data(frame([row("cora", "turbo_gnn", 9.0, **step)])), "training-steps") is None  # in none of the bars
 
 
 def test_a_file_is_the_same_bytes_each_time_and_a_wrong_request_is_named():
@@ -122,18 +189,25 @@ def test_a_file_is_the_same_bytes_each_time_and_a_wrong_request_is_named():
         draw(data, "nothing")
     with pytest.raises(ValueError, match="width: fig5_single takes dim"):
         draw(data, "fig5_single", {"width": 64})
-    assert drawn_files(data, names=["kernel-times"]) == drawn_files(data, names=["kernel-times"])
-    ((_, figure),) = draw(data, "kernel-times")
-    assert image(figure, "pdf").startswith(b"%PDF")
+    one, other = (draw(data, "kernel-times").figure for _ in range(2))
+    assert image(one) == image(other)
+    assert image(one, "pdf").startswith(b"%PDF")
+
+
+def test_a_png_is_a_white_card_with_clear_corners():
+    picture = Image.open(io.BytesIO(image(draw(Data(frame(ROWS)), "kernel-times").figure))).convert("RGBA")
+    assert picture.getpixel((0, 0))[3] == picture.getpixel((picture.width - 1, picture.height - 1))[3] == 0
+    assert picture.getpixel((picture.width // 2, 0)) == (255, 255, 255, 255)
+    assert (255, 255, 255, 0) not in {picture.getpixel((x, picture.height // 2)) for x in range(picture.width)}
 
 
 @pytest.mark.parametrize(("given", "value"), [(None, 2.0), ("NVIDIA H200", 2.0), ("h100", 3.0), ("cpu", 5.0)])
 def test_a_device_is_named_by_words(given, value):
     others = row("cora", "pyg", 3.0, device="NVIDIA H100"), row("cora", "pyg", 5.0, device="EPYC", device_type="cpu")
     rows = frame([row("cora", "pyg", 2.0), row("reddit", "pyg", 2.0), *others])
-    ((_, figure),) = draw(Data(rows, given), "kernel-times")
-    assert heights(figure.axes[0], "pyg")[0] == value
-    assert draw(Data(rows, given), "training-steps") == []
+    figure = draw(Data(rows, given), "kernel-times").figure
+    assert bars(figure.axes[0])["PyG"] == value
+    assert draw(Data(rows, given), "training-steps") is None
 
 
 @pytest.mark.parametrize("given", ["gh200", "h20", "nvidia"])
@@ -149,16 +223,14 @@ def test_a_figure_without_rows_of_the_device_is_not_drawn_of_another():
     assert not draw(Data(rows, "h100"), "kernel-times")
 
 
+@pytest.mark.parametrize("panels", [1, 15])
 @pytest.mark.parametrize("longest", [1.0, 1e2, 1e4, 1e6])
-def test_labels_of_the_axis_do_not_overlap(longest):
-    rows = [row("cora", "fused3s_paper", 3e-3), row("reddit", "pyg", longest)]
-    ((_, figure),) = draw(Data(frame(rows)), "kernel-times")
+def test_labels_of_the_axis_do_not_overlap(longest, panels):
+    rows = [row(f"set {n}", "pyg", time) for n, time in enumerate([3e-3, *[longest] * panels])]
+    figure = draw(Data(frame(rows)), "kernel-times", {"group": "more"}).figure
     FigureCanvasAgg(figure).draw()
-    (axes,) = figure.axes
-    boxes = [
-        label.get_window_extent()
-        for label in axes.get_yticklabels()
-        if axes.bbox.overlaps(label.get_window_extent().expanded(9, 1))
-    ]
-    assert len(boxes) > 2
-    assert all(low.y1 <= high.y0 for low, high in pairwise(sorted(boxes, key=lambda box: box.y0)))
+    for axes in figure.axes[panels // 4 * 4 :][: panels % 4 + 1]:  # the lowest ones
+        labels = [label.get_window_extent() for label in axes.get_xticklabels()]
+        boxes = [box for box in labels if axes.bbox.x0 <= box.x0 + box.width / 2 <= axes.bbox.x1]
+        assert len(boxes) > 1
+        assert all(left.x1 <= right.x0 for left, right in pairwise(sorted(boxes, key=lambda box: box.x0)))

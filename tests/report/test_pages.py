@@ -92,7 +92,7 @@ def run(monkeypatch):
 def test_what_the_script_wrote_passes_its_check_until_a_row_changes(run, tmp_path):
     step = {"bench": "training", "scope": "model", "region": "step", "blocks": 10, "dtype": "bfloat16", "l2": "none"}
     step |= {"plan": "none", "dense": "fused", "launch": "cuda_graph"}
-    csv, figure = tmp_path / "h200" / "training.csv", "training-steps_nvidia-h200_1-heads"
+    csv, figure = tmp_path / "h200" / "training.csv", "training-steps"
     append_rows(csv, [row("pubmed", name, time, **step) for name, time in (("fused3s", 1.0), ("csr_unfused", 2.0))])
     written = run("report", "--results", tmp_path)
     assert written.exit_code == 0, written.stderr
