@@ -6,8 +6,8 @@
 //   feature_sums        s_i   = sum_j w_ij a_ij                        after it; W s_i or W' s_i is a GEMM
 //   feature_gradients   da_ij = sum over channels of w_ij u_i
 //
-// w_ij is given, or computed from a score: D_ij exp(score_ij - lse_i), D_ij as in edges/backward.cu. A side is a weight:
-// W or W'. A channel is a head of a side; channels are the heads of W, then those of W'.
+// w_ij is given, or computed from a score: D_ij exp(score_ij - lse_i), D_ij as in edges/backward.cu. A side is a
+// weight, W or W'. A channel is a head of a side; channels are the heads of the first side, then those of the second.
 //
 // A launch computes `columns` neighbouring columns. Grid (num_items / kWarps, num_channels / kTiles / 8), and of
 // feature_gradients (num_items / kWarps, columns / kColumns). A warp has one item: a row, or a part of a long row.
@@ -217,9 +217,9 @@ struct ChannelWeights {
     const Params& p = warp.p;
     const float x = warp.load_weight(channel, index);
     if (!p.lse || !channel.exists || index >= warp.count) return x;
-    const bool is_kept =
-        !p.dropout.seed || keeps(of_row, __ldg(p.indices + warp.edge(index)), p.dropout.threshold);
-    return is_kept ? exp_score<kIn>(x - lse) * (p.dropout.seed ? p.dropout.rescale : 1.0f) : 0.0f;
+    const float weight = exp_score<kIn>(x - lse);
+    if (!p.dropout.seed) return weight;
+    return keeps(of_row, __ldg(p.indices + warp.edge(index)), p.dropout.threshold) ? weight * p.dropout.rescale : 0.0f;
   }
 };
 
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMinBlocks<kIn, kColumns, k
   const auto weights_of = [&](int tile) {
     return ChannelWeights<kIn>(warp, first_channel + kTileN * tile + warp.g);
   };
-  const ChannelWeights<kIn> weights[2] = {weights_of(0), weights_of(kTiles - 1)};
+  const ChannelWeights<kIn> weights[2] = {weights_of(0), weights_of(kTiles - 1)};  // with one tile twice the same
   float sums[kQuads][kLaneColumns] = {};  // of tile quad / 2 / kSteps, step quad / 2 % kSteps, channel 2t + quad % 2
   for (int first = 0; first < warp.count; first += kStepK) {
     u32 words[2][kSteps][FeatureWarp<kIn>::kWords];
