@@ -26,10 +26,10 @@ from ..score_values import contiguous
 from .features import add_product, project_query, weight_gradients
 
 SOURCE = "features/wide_features.cu"
-MOST_COLUMNS, LEAST_COLUMNS = 128, 32  # of a launch: 32 lanes of four, or 8
+MOST_COLUMNS, LEAST_COLUMNS = 128, 32  # of a launch
 SMALL_PROJECTION = 1 << 22  # elements of u that no graph saves by launches of fewer columns
-LEAST_LANES, LANE_COLUMNS = 8, 4
-MOST_HEADS = 8  # of a head group
+GRADIENT_COLUMNS = 64  # of a block of feature_gradients
+TILE_CHANNELS, MOST_TILES = 8, 2  # of a warp: columns of mma.m16n8k8; a channel is a head of a side
 WARPS = 4  # as in cuda/edges/lane_group.cuh
 
 
@@ -41,18 +41,16 @@ class Side(NamedTuple):
 
 
 @lru_cache
-def wide_instance(
-    function: str, dtype: torch.dtype, columns: int, num_heads: int, sides: int, *options: bool
-) -> KernelInstance:
-    """An instance of "feature_products", "feature_sums" (option: whether from scores) or "feature_gradients"."""
-    lanes = max(LEAST_LANES, 1 << (-(-columns // LANE_COLUMNS) - 1).bit_length())
-    return KernelInstance(SOURCE, function, (dtype, lanes, _heads_of_group(num_heads), sides, *options))
+def wide_instance(function: str, dtype: torch.dtype, columns: int, channels: int) -> KernelInstance:
+    """An instance of "feature_products", "feature_sums" or "feature_gradients"; `channels`: heads of all sides."""
+    most_columns = max(LEAST_COLUMNS, 1 << (columns - 1).bit_length())
+    if function == "feature_gradients":
+        return KernelInstance(SOURCE, function, (dtype, min(most_columns, GRADIENT_COLUMNS)))
+    return KernelInstance(SOURCE, function, (dtype, most_columns, _tiles(channels)))
 
 
-def _heads_of_group(num_heads: int) -> int:
-    """The fewest idle heads, then the most heads."""
-    candidates = [heads for heads in (1, 2, 4, 8) if heads < 2 * num_heads and heads <= MOST_HEADS]
-    return min(candidates, key=lambda heads: (-(-num_heads // heads) * heads, -heads))
+def _tiles(channels: int) -> int:
+    return min(-(-channels // TILE_CHANNELS), MOST_TILES)
 
 
 def feature_products(data: Fused3SData, features: torch.Tensor, sides: Sequence[Side]) -> list[torch.Tensor]:
@@ -199,7 +197,7 @@ def _feature_sums(
     dropout = None if edges is None else edges.dropout
     if dropout is not None:
         tensors |= {"dropout_seed": dropout.seed, "indices": data.indices}
-    _launch(data, "feature_sums", features, columns, num_heads, len(weights), tensors, lse is not None, dropout=dropout)
+    _launch(data, "feature_sums", features, columns, num_heads, len(weights), tensors, dropout=dropout)
     return sums
 
 
@@ -215,7 +213,6 @@ def _launch(
     num_heads: int,
     sides: int,
     tensors: dict[str, torch.Tensor | None],
-    *options: bool,
     adds: bool = False,
     dropout: Dropout | None = None,
 ) -> None:
@@ -223,12 +220,10 @@ def _launch(
     num_items, num_rows = data.row_items.shape[0], data.size.num_rows
     if not (num_items and num_rows):
         return
-    width = columns.stop - columns.start
-    kernel = get_kernel(
-        wide_instance(function, features.dtype, width, num_heads, sides, *options), features.device.index
-    )
-    # Gradients of features sum over all heads.
-    groups = 1 if function == "feature_gradients" else -(-num_heads // _heads_of_group(num_heads))
+    width, channels = columns.stop - columns.start, sides * num_heads
+    kernel = get_kernel(wide_instance(function, features.dtype, width, channels), features.device.index)
+    by_column = function == "feature_gradients"
+    groups = -(-width // GRADIENT_COLUMNS) if by_column else -(-channels // (TILE_CHANNELS * _tiles(channels)))
     if function == "feature_sums":
         num_partials = data.row_parts.shape[0] * groups
         tensors = tensors | split_scratch(kernel, num_partials, num_partials, features) | {"parts": data.row_parts}
@@ -245,6 +240,7 @@ def _launch(
             num_rows=num_rows,
             num_items=num_items,
             num_heads=num_heads,
+            num_channels=channels,
             adds=int(adds),
         ),
         overlaps=True,

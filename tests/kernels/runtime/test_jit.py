@@ -175,14 +175,10 @@ def test_feature_products(arch):
 
 @every_arch
 def test_wide_features(arch):
-    """Every lane group, head group and number of sides; both passes with what they take from them."""
-    functions = (("feature_products",), ("feature_gradients",), ("feature_sums", False), ("feature_sums", True))
-    shapes = product(functions, (32, 64, 128), (1, 2, 4, 8), (1, 2))
-    instances = []
-    for ((function, *options), columns, heads, sides), types in in_turn(shapes, arch):
-        dtype = FLOAT if columns == 64 else types[0]
-        instances.append(wide_instance(function, dtype, columns, heads, sides, *options))
-    check(instances, arch, 128)
+    """Every width of a launch, type and number of tiles; both passes with what they take from them."""
+    functions = ("feature_products", "feature_gradients", "feature_sums")
+    shapes = in_turn(product(functions, (HALF, BFLOAT, FLOAT), (32, 64, 128), (8, 16)), arch)
+    check([wide_instance(*shape) for shape, _ in shapes], arch, 168)
     features = WIDE_KEYS | WIDE_VALUES
     terms = (features, features | DROPOUT, features | EXPRESSION, features | EDGE_TYPES | DROPOUT, WIDE_VALUES)
     for ((heads, dim), term), types in in_turn(product(((8, 16), (8, 8), (4, 12), (1, 256)), terms), arch):
