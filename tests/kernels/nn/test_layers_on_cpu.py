@@ -169,3 +169,36 @@ def test_a_training_step_of_gatv2_with_edge_features_is_that_of_pyg(graph_name, 
     allowed = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
     for mine, correct in zip(found, step(exact, x.detach().double(), attr.detach().double()), strict=True):
         assert (mine.double() - correct).norm() <= allowed * correct.norm()
+
+
+@pytest.mark.usefixtures("unset_memory")
+@pytest.mark.parametrize(
+    ("heads", "columns", "dtype"), [(8, 128, torch.float32), (3, 39, torch.float16), (2, 8, torch.bfloat16)]
+)
+def test_a_training_step_of_hgt_is_that_of_pyg(heads, columns, dtype):
+    """PyG's layer in float64, with the same weights; authors have no edges into them, papers have repeated ones."""
+    relations = {("author", "writes", "paper"): 60, ("paper", "cites", "paper"): 90, ("paper", "has", "author"): 0}
+    sizes = {"paper": 37, "author": 9}
+    torch.manual_seed(0)
+    layer = fused3s.nn.HGTConv(16, columns, (list(sizes), list(relations)), heads, backend="fused3s").to(dtype)
+    exact = torch_geometric.nn.HGTConv(16, columns, (list(sizes), list(relations)), heads).double()
+    exact.load_state_dict(layer.state_dict())
+    x = [torch.randn(size, 16).to(dtype) for size in sizes.values()]
+    edges = {
+        kind: torch.stack([torch.randint(sizes[end], (count,)) for end in kind[::2]])
+        for kind, count in relations.items()
+    }
+
+    def step(layer, x):
+        leaves = [each.requires_grad_() for each in x]
+        out = list(layer(dict(zip(sizes, leaves, strict=True)), edges).values())
+        used = [each for name, each in layer.named_parameters() if not name.startswith("skip")]  # of as many columns
+        loss = sum(each.double().square().sum() for each in out)
+        of_x, of_authors, *of_parameters = torch.autograd.grad(loss, [*leaves, *used])
+        return *out, of_x, of_authors, torch.cat([each.flatten() for each in of_parameters])
+
+    with cuda_on_cpu(MODES["random"]):
+        found = step(layer, x)
+    allowed = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    for mine, correct in zip(found, step(exact, [each.detach().double() for each in x]), strict=True):
+        assert (mine.double() - correct).norm() <= allowed * correct.norm()
