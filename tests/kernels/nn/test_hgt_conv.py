@@ -174,6 +174,7 @@ def test_nothing_is_kept_without_a_cache_or_for_tensors_of_inference_mode(planne
     for _ in range(2):
         torch.testing.assert_close(ours(x, edges), theirs(x, edges))
     assert len(planned) == 4
+    assert id(edges[WRITES]) not in merged_edges._merged._entries
 
 
 def test_the_merged_edges_are_freed_with_their_graph():
