@@ -13,7 +13,9 @@ from .self_loops import check_graph, edge_list
 from .tensor_memo import TensorMemo
 
 _states = TensorMemo("edge_index_dict")  # of a tensor: an object that stands for its current values
-_merged = TensorMemo("edge_index_dict")  # of the first tensor; key of a result: the relations, and the states of all
+# Of the first tensor, key: the kinds. What a result was made of, relations and states, is part of it: edges of a tensor
+# that was changed or replaced are not kept beside the new ones.
+_merged = TensorMemo("edge_index_dict")
 
 
 class Relation(NamedTuple):
@@ -48,8 +50,15 @@ def merge_edges(relations: tuple[Relation, ...], graphs: list[Tensor], *, cache:
 
     if not cache or any(is_traced(each) or each.is_inference() for each in graphs):
         return make()
-    states = tuple(_states.get(each, "", object, lambda _: ()) for each in graphs)
-    return _merged.get(graphs[0], (relations, states), make, lambda edges: (edges,))
+    source = relations, [_states.get(each, "", object, lambda _: ()) for each in graphs]
+    _, edges = _merged.get(
+        graphs[0],
+        tuple(each.kind for each in relations),
+        lambda: (source, make()),
+        lambda found: found[1:],
+        lambda found: found[0] == source,
+    )
+    return edges
 
 
 def _merged_ids(relation: Relation, graph: Tensor) -> Tensor:
