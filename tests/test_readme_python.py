@@ -101,6 +101,21 @@ def test_layers_of_the_page_are_those_of_pyg_in_a_heteroconv(monkeypatch):
     torch.testing.assert_close(made["conv"](x, edges)["paper"], theirs(x, edges)["paper"], rtol=1e-4, atol=1e-5)
 
 
+def test_normed_scores_of_the_page_are_those_of_float64(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    made = run_blocks("docs/layers.md")
+    q, k, v = (made[name].double() for name in "qkv")
+    q, k = (
+        weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        for x, weight in zip((q, k), made["norm_weights"].double(), strict=True)
+    )
+    source, target = made["edge_index"]
+    weights = ((q[target] * k[source]).sum(-1, keepdim=True) / 4).exp()  # [E, H, 1]; 4: the root of the columns
+    total = torch.zeros(400, 8, 1).double().index_add(0, target, weights)
+    expected = torch.zeros_like(v).index_add(0, target, weights * v[source]) / total.masked_fill(total == 0, 1.0)
+    torch.testing.assert_close(made["out_of_normed"].double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_ten_blocks_of_the_dgl_page_learn_and_its_file_trains(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     names = run_blocks("docs/dgl.md")

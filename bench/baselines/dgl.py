@@ -67,7 +67,10 @@ def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, scale: float
 
     scaled = query * scale
     if edges.additive_weight is not None:
-        hidden = torch.nn.functional.leaky_relu(ops.u_add_v(graph, key, query), edges.additive_slope)
+        hidden = ops.u_add_v(graph, key, query)
+        if edges.key_weight is not None:
+            hidden = hidden + torch.einsum("er,hdr->ehd", edges.features, edges.key_weight)
+        hidden = torch.nn.functional.leaky_relu(hidden, edges.additive_slope)
         score = (hidden * edges.additive_weight).sum(-1, keepdim=True) * scale
     elif edges.key_factor is not None:  # one product of all edges for each feature
         score = sum(
@@ -80,7 +83,7 @@ def _edge_score(graph: Any, query: torch.Tensor, key: torch.Tensor, scale: float
         score = query.new_zeros(edges.types.numel(), query.shape[1], 1)
         for kind, weight in enumerate(edges.type_weight):
             score = torch.where((edges.types == kind)[:, None, None], ops.u_dot_v(graph, key, scaled * weight), score)
-    if edges.key_weight is not None:
+    if edges.key_weight is not None and edges.additive_weight is None:
         projected = torch.einsum("nhd,hdr->nhr", scaled, edges.key_weight)
         score = score + ops.e_dot_v(graph, edges.features.unsqueeze(1), projected)
     col, row = graph.edges()  # in the order of the edge ids

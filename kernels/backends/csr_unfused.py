@@ -127,7 +127,10 @@ def _score(
 
     if edges is not None and edges.additive_weight is not None:
         of_head = replace(edges, additive_weight=edges.additive_weight[head])
-        score = edge_products(query[data.row], key[data.indices], of_head) * scale
+        keys = key[data.indices]
+        if edges.key_weight is not None:
+            keys = keys + edges.features @ edges.key_weight[head].t()
+        score = edge_products(query[data.row], keys, of_head) * scale
     elif edges is None or edges.type_weight is edges.key_factor is None:
         score = product(query)
     elif edges.key_factor is not None:  # one product of all edges for each feature
@@ -140,7 +143,7 @@ def _score(
             score = torch.where(edges.types == kind, product(query * weight), score)
     if edges is None:
         return score
-    if edges.key_weight is not None:
+    if edges.key_weight is not None and edges.additive_weight is None:
         projected = query @ edges.key_weight[head] * scale  # [num_rows, r]
         score = score + (projected[data.row] * edges.features).sum(-1)
     return transform_scores(score, edges, lambda x: x[data.row], lambda x: x[data.indices], head)

@@ -14,7 +14,7 @@ from ..torch_side.autocast import input_type
 from ..torch_side.torch_private import is_traced
 from .base import Layer
 from .cached.edge_attention import NO_LOOPS, attend_edges
-from .cached.planned_edges import plan_edge_index, require_gradients, values_as_features
+from .cached.planned_edges import bind_features, plan_edge_index, require_gradients, values_as_features
 from .cached.self_loops import check_graph, edges_with_self_loops, features_with_self_loops, num_edges_of
 from .lazy_linear import check_columns
 
@@ -169,7 +169,7 @@ class AttentionConv(Layer):
             query: [targets, H, C]; key, value: [sources, H, C].
             graph: the caller's edge_index, or a plan; traced calls look its plan up.
             edges: from `edges_and_features`, or a plan of them. The graph itself if it has the self-loops.
-            terms: weights and score; its edge values are in the order of `edges`.
+            terms: weights and score; its edge values and features [E, r] are in the order of `edges`.
             scale: of the scores.
         """
         if not isinstance(graph, AttentionPlan) and is_traced(value):
@@ -179,7 +179,10 @@ class AttentionConv(Layer):
         given = (query, key, value, *terms.tensors())
         backward = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
         plan = self.plan_edges(edges, (query.shape[0], key.shape[0]), value.dtype, backward)
-        if terms.edge_values is not None:
+        if terms.padded_features is not None:
+            bound = bind_features(plan, terms.padded_features, value.dtype, cache=self.cache)
+            terms = replace(terms, order=plan.edge_order, padded_features=bound.padded_features)
+        elif terms.edge_values is not None:
             values = terms.edge_values.index_select(0, plan.edge_order.edge_of_csr)
             terms = replace(terms, order=plan.edge_order, edge_values=values)
         else:

@@ -28,7 +28,7 @@ class Layer(MessagePassing):
         super().__init_subclass__(**options)
         new = [base for base in cls.__mro__ if base is cls or not issubclass(base, Layer)]  # PyG writes into the others
         for name in (*STEPS, "update"):
-            if any(name in vars(base) for base in new if base not in MessagePassing.__mro__):
+            if any(name in vars(base) for base in new if base.__module__.partition(".")[0] != "torch_geometric"):
                 raise TypeError(
                     f"{cls.__name__}.{name}: never called by a layer of fused3s, which makes no messages; "
                     "subclass PyG's layer, or write the score as a fused3s.ScoreTerm for fused3s.sparse_attention"

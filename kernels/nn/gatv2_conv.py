@@ -4,9 +4,12 @@ Networks?"): same arguments, same state dict, same results.
     conv = GATv2Conv(64, 16, heads=8)          # in place of GATv2Conv(64, 16, heads=8)
     out = conv(x, edge_index)
 
-The score of an edge is additive attention, <a, leaky_relu(q_i + k_j)> (`fused3s.EdgeData.additive_weight`), so no
-tensor [E, H, C] is materialised. PyTorch Geometric itself is not needed.
+The score of an edge is additive attention, <a, leaky_relu(q_i + k_j + W e_ij)>, with W = lin_edge.weight if there are
+edge features (`fused3s.EdgeData.additive_weight`, `key_weight`): no tensor [E, H, C] is materialised. PyTorch Geometric
+itself is not needed.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +34,9 @@ class GATv2Conv(JointModule, AttentionConv):
     The arguments are those of `GATConv`, except for these:
 
     Args:
-        edge_dim: columns of edge_attr, any number; None for a layer without edge features. With them the scores are
-            computed in plain torch from [E, H, C], with a `fused3s.SlowerBackendWarning` on a GPU.
+        edge_dim: columns of edge_attr, any number; None for a layer without edge features. If lin_edge is replaced or
+            has hooks, it is called, and scores are computed in plain torch from [E, H, C], with a
+            `fused3s.SlowerBackendWarning` on a GPU.
         bias: whether the projections and the output have biases.
         share_weights: one projection for sources and targets.
 
@@ -115,13 +119,14 @@ class GATv2Conv(JointModule, AttentionConv):
                 out = self._attend_as_node(inputs, *joint, (graph, edges), self.joint_bias(root))
                 return out if out.dim() == 2 else self.finish(out, root)
         queries, keys = self._queries_and_keys(source, target)
-        scores = None
+        scores, weight = None, None if features is None else plain_weight(self.lin_edge)
+        is_fused = features is None or weight is not None
         if return_attention_weights:
             refuse_plan(edge_index)
-        if return_attention_weights or features is not None:
+        if return_attention_weights or not is_fused:
             scores = self._edge_scores(queries, keys, features, edges)
-        if features is None:
-            out = self._attend(queries, keys, graph, edges)
+        if is_fused:
+            out = self._attend(queries, keys, graph, edges, features, weight)
         else:
             out = self._attend_by_scores(queries, keys, scores, graph, edges)
         out = self.finish(out, root)
@@ -148,8 +153,8 @@ class GATv2Conv(JointModule, AttentionConv):
         """[targets, H, C]: softmax of the scores [E, H], times the keys."""
         if keys.is_cuda and not torch.compiler.is_compiling():
             warn_of_slower_layer(
-                "GATv2Conv with edge_attr computes its scores in plain torch: the fused kernels have no features "
-                "inside of the leaky ReLU. Softmax and weighted sum are fused"
+                "GATv2Conv computes its scores in plain torch: lin_edge is no plain nn.Linear, or has hooks, and must "
+                "see the features. Softmax and weighted sum are fused"
             )
         terms = scored_edges(None, "edge0", (), edge_values=scores.to(keys.dtype).unsqueeze(-1))
         return self.attend(queries.detach(), keys.detach(), keys, graph, edges, terms)  # the score reads no products
@@ -189,8 +194,20 @@ class GATv2Conv(JointModule, AttentionConv):
         return run_as_node(GATv2Call(plan, projections, dtype, self.negative_slope, self.dropout_rate), *given)
 
     def _attend(
-        self, queries: Tensor, keys: Tensor, graph: Tensor | AttentionPlan, edges: Tensor | AttentionPlan
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        graph: Tensor | AttentionPlan,
+        edges: Tensor | AttentionPlan,
+        features: Tensor | None = None,
+        weight: Tensor | None = None,
     ) -> Tensor:
-        """[targets, H, C]; the keys are the values, too."""
-        terms = BoundEdges(additive_weight=self.att[0].to(queries.dtype), additive_slope=self.negative_slope)
+        """[targets, H, C]; the keys are the values, too. With features of the edges, `weight` [H C, r] is theirs."""
+        dtype = queries.dtype
+        terms = BoundEdges(additive_weight=self.att[0].to(dtype), additive_slope=self.negative_slope)
+        if features is not None:
+            of_heads = weight.to(dtype).view(self.heads, self.out_channels, -1)
+            terms = replace(
+                terms, padded_features=features.to(dtype), num_features=features.shape[1], key_weight=of_heads
+            )
         return self.attend(queries, keys, keys, graph, edges, terms)

@@ -10,6 +10,8 @@ For an edge (i, j) of A and a head h, with all terms optional:
 
 Multiplier, bias, f and clamp are one expression for backends (`score_term`).
 
+With a: additive_weight, <a, leaky_relu(q_i + k_ij)> takes the place of <q_i, k_ij>.
+
 No [nnz, H, d] tensor is needed: <q_i, W a_ij> = <W^T q_i, a_ij> and sum_j p_ij W' a_ij = W' sum_j p_ij a_ij.
 
 `EdgeData` holds the caller's tensors in the caller's edge order (`graph.edge_order`). `AttentionPlan.bind_edges`
@@ -61,8 +63,8 @@ class EdgeData:
         key_factor: [r, H, d], q's type: one vector per feature, whose sum multiplies the key elementwise. Not with
             types, which are features of one 1 and 0 elsewhere.
         clamp: c > 0; scores are clamped to [-c, c] after bias and score term. Needs no other edge data.
-        additive_weight: [H, d], q's type: a of additive attention, as in GATv2: <a, leaky_relu(q_i + k_j)> takes the
-            place of <q_i, k_ij>. Not with key_weight, type_weight or key_factor.
+        additive_weight: [H, d], q's type: a of additive attention, as in GATv2: <a, leaky_relu(q_i + k_ij)> takes the
+            place of <q_i, k_ij>. Not with type_weight or key_factor.
         additive_slope: slope of that leaky ReLU below 0.
         score: f, any function of the score and of values by row, column, edge and head, after the bias.
     """
@@ -309,9 +311,10 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
             )
         _check_weight("type_weight", weight, "[T, H, d]", (got, num_heads, head_dim), query)
     if (weight := edges.additive_weight) is not None:
-        if not edges.key_weight is edges.type_weight is edges.key_factor is None:
+        if not edges.type_weight is edges.key_factor is None:
             raise ValueError(
-                "additive_weight: got with key_weight, type_weight or key_factor; keys without edge data are needed"
+                "additive_weight: got with type_weight or key_factor, which multiply keys; without them, or with "
+                "key_weight, it is allowed"
             )
         _check_weight("additive_weight", weight, "[H, d]", (num_heads, head_dim), query)
 

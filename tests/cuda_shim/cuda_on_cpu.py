@@ -20,10 +20,10 @@ from plan_oracle import plan_on_cpu
 from bench.baselines import dfgnn, flashsparse, fused3s_paper
 from fused3s.backends import cuda
 from fused3s.fused import backend as fused3s
+from fused3s.fused.edges import added_features, wide_features
 from fused3s.fused.edges import backward as fused3s_edges_backward
 from fused3s.fused.edges import features as feature_products
 from fused3s.fused.edges import forward as fused3s_edges
-from fused3s.fused.edges import wide_features
 from fused3s.fused.tiles import backward as fused3s_backward
 from fused3s.fused.tiles import forward as fused3s_forward
 from fused3s.runtime import semaphores
@@ -52,7 +52,7 @@ ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_edges_backward),
-    wide_features,
+    *(added_features, wide_features),
     *(batch_norm, dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: which.
@@ -60,7 +60,8 @@ UPDATED = {"add_features": ("output",), "relu_backward": ("grad",)}
 UPDATED |= {"combine_rows": ("output", "lse")}
 UPDATED |= {"batch_norm_statistics": ("running_mean", "running_variance", "num_batches")}
 # Kernels that write the edges of a graph, where memory may be zeros behind them (`Fused3SData.new_of_edges`).
-UPDATED |= {"gradients_over_rows": ("edge_value_gradients", "score_weights", "value_weights")}
+UPDATED |= {"gradients_over_rows": ("edge_value_gradients", "score_weights", "value_weights", "signs")}
+UPDATED |= {"gradients_of_added_features": ("feature_gradient",)}
 UPDATED |= {"gradients_of_features": ("gradient",), "feature_gradients": ("gradient",)}
 # Those of wide features add to what the columns before made, and turn products into scores.
 UPDATED |= {"feature_products": ("products_0", "products_1"), "fused3s_edges": ("edge_scores",)}
@@ -408,7 +409,7 @@ def cuda_on_cpu(mode: Mode = MODES["late"], *, num_sms: int = 2, folder: Path = 
         patch.setattr(rank_rows, "runs_kernels", lambda device: True)
         for backend in (fused3s_forward, fused3s_backward):
             patch.setattr(backend, "instance_sizes", instance_sizes)
-        for backend in (batch_norm, dense_block, dense_block_training, feature_products, residual_norm):
+        for backend in (added_features, batch_norm, dense_block, dense_block_training, feature_products, residual_norm):
             patch.setattr(backend, "gpu_limits", lambda device: limits)
         plan_on_cpu(patch, limits)
         patch.setattr(semaphores, "stream_handle", lambda device_index: 0)

@@ -38,7 +38,10 @@ def plain_scores(
         keys = (edges.features[:, :, None, None] * edges.key_factor).sum(1) * keys
     if edges.key_weight is not None:
         keys = keys + torch.einsum("hdr,er->ehd", edges.key_weight, edges.features)
-    score = (query[row] * keys).sum(-1) * scale
+    if edges.additive_weight is None:
+        score = (query[row] * keys).sum(-1) * scale
+    else:
+        score = (torch.nn.functional.leaky_relu(query[row] + keys, 0.2) * edges.additive_weight).sum(-1) * scale
     return transform_scores(score, edges, lambda x: x[row], lambda x: x[col])
 
 

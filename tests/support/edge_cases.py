@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from tolerance import FLOOR
+from torch.nn.functional import leaky_relu
 
 from data.dgl import import_dgl
 from fused3s import BoundEdges, EdgeData
@@ -167,7 +168,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "features": ("key_features", "value_features"),
     "types": ("types",),
     "key_factor": ("key_factor",),
+    "key_factor_and_value_features": ("key_factor", "value_features"),
     "key_factor_and_features": ("key_factor", "key_features", "value_features", "multiplier"),
+    "additive_features": ("additive", "key_features"),
+    "additive_and_value_features": ("additive", "key_features", "value_features", "bias_per_head"),
     "clamp": ("clamp",),
     "bias_minus_infinity_clamped": ("bias_minus_infinity", "clamp"),
     "all": ("bias_per_head", "multiplier", "key_features", "value_features", "types", "clamp"),
@@ -175,7 +179,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 
 OF_EDGES = ("bias", "multiplier", "features", "types")  # fields of `EdgeData` with an entry for each edge
-WEIGHTS = ("key_weight", "value_weight", "type_weight", "key_factor")
+WEIGHTS = ("key_weight", "value_weight", "type_weight", "key_factor", "additive_weight")
 
 
 def map_tensors(data: EdgeData, change: Callable[[torch.Tensor], torch.Tensor]) -> EdgeData:
@@ -216,6 +220,8 @@ def edge_inputs(
         elif part == "types":
             types = torch.randint(TYPES, (num_edges,), generator=generator)
             data = replace(data, types=types, type_weight=randn(TYPES, heads, dim))
+        elif part == "additive":
+            data = replace(data, additive_weight=randn(heads, dim))
         elif part == "clamp":
             data = replace(data, clamp=CLAMP)
         else:
@@ -264,6 +270,7 @@ def dense_edge_attention(
     value_weight: torch.Tensor | None = None,
     type_weight: torch.Tensor | None = None,
     key_factor: torch.Tensor | None = None,
+    additive_weight: torch.Tensor | None = None,
     clamp: float | None = None,
     rounded: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -273,7 +280,8 @@ def dense_edge_attention(
         q: [N, H, d]; k, v: [M, H, d]; mask: [N, M] bool.
         bias, multiplier: [N, M, 1] or [N, M, H]; features: [N, M, r]; types: [N, M] int64. Where the mask is False,
             any finite value.
-        key_weight, value_weight: [H, d, r]; type_weight: [T, H, d]; key_factor: [r, H, d]; clamp: c.
+        key_weight, value_weight: [H, d, r]; type_weight: [T, H, d]; key_factor: [r, H, d];
+            additive_weight: [H, d]; clamp: c.
         rounded: round k_ij, v_ij and the weights to this type, as code does that materialises them in it.
 
     Returns:
@@ -293,7 +301,10 @@ def dense_edge_attention(
         values = values + torch.einsum("hdr,nmr->nmhd", value_weight.double(), features.double())
     if rounded is not None:
         keys, values = keys.to(rounded).double(), values.to(rounded).double()
-    score = scale * torch.einsum("nhd,nmhd->nmh", q.double(), keys)
+    if additive_weight is None:
+        score = scale * torch.einsum("nhd,nmhd->nmh", q.double(), keys)
+    else:
+        score = scale * (leaky_relu(q.double()[:, None] + keys, 0.2) * additive_weight.double()).sum(-1)
     if multiplier is not None:
         score = multiplier.double() * score
     if bias is not None:

@@ -46,7 +46,7 @@ def shaped_attention(
         output, lse = shaped_attention(graph, *(each[:, None] for each in (q, k, v)), data, scale, **options)
         return output[:, 0], lse[:, 0]
     size = q.shape[1] // k.shape[1]
-    weights = {"key_weight": 0, "value_weight": 0, "type_weight": 1, "key_factor": 1}
+    weights = {"key_weight": 0, "value_weight": 0, "type_weight": 1, "key_factor": 1, "additive_weight": 0}
     given = {name: getattr(data, name) for name in weights if getattr(data, name) is not None}
     data = replace(data, **{name: each.repeat_interleave(size, weights[name]) for name, each in given.items()})
     return expected_attention(graph, q, *(each.repeat_interleave(size, 1) for each in (k, v)), data, scale, **options)

@@ -69,7 +69,7 @@ struct Params {
   const float* key_products;     // [nnz][H]  <u, a> of wide features
   const float* grad_products;    // [nnz][H]  <u', a>
   const void* additive_weight;   // [H][kDim]  a of additive attention
-  const void* key_factor;        // [num_factors][H][kDim]  contiguous
+  const void* key_factor;        // [num_factors][H][kDim]  contiguous; with additive attention W of k_ij
 #include "score/score_term_pointers.cuh"
   // Written in the pass over rows, by instances with their terms. Gradients and weights may be null: not written.
   void* key_feature_sums;       // [H][num_rows][16]  scale * t
@@ -83,6 +83,7 @@ struct Params {
   float* edge_value_gradients;    // [nnz][H][n]
   float* column_value_gradients;  // [num_cols][H][n]
   float* additive_gradients;       // [num_rows][H][kDim]  of a, for each row
+  u8* signs;                       // [nnz][num_groups][kLanes]  positive_dims of q_i + k_ij, for added_features.cu
   DropoutParams dropout;
   i64 own_first_head_stride;  // elements
   i64 own_second_head_stride;
@@ -108,8 +109,8 @@ using GradientLanes =
     LaneGroup<kIn, kDim, kHeads, kMayPack, LaneGroup<kIn, kDim, kHeads, kMayPack>::kLaneDims <= 12 ? 4 : 2>;
 
 template <Element kIn, int kDim, int kHeads, int kTerms, Pass kPass>
-struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))> {
-  using Base = GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))>;
+struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, may_pack(kTerms)> {
+  using Base = GradientLanes<kIn, kDim, kHeads, may_pack(kTerms)>;
   static constexpr int kLaneDims = Base::kLaneDims;
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
@@ -131,7 +132,7 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures
   static constexpr int kOtherTerms = kTerms & ~(kKeyFeatures | kValueFeatures | kDropout);
   static constexpr bool kHasWideFeatures = kTerms & (kWideKeys | kWideValues);
   static constexpr bool kIsLargest =
-      (kHasWideFeatures && kTerms & (kTypes | kAdditive)) ||
+      (kHasWideFeatures && kTerms & (kTypes | kAdditive)) || (kIsWide<kIn> && adds_features(kTerms)) ||
       (kHasFeatures && (Base::kLaneFeatures > 8 || kTerms & kKeyFactor ||
                        (Base::kLaneFeatures == 8 && (kIsWide<kIn> || kOtherTerms || kDim % 4)) ||
                        (kIsWide<kIn> && ((kHasKeyFeatures && kHasValueFeatures) || kTerms & kTypes))));
@@ -352,6 +353,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 
     // One batch at a time: only its edges are in registers as floats. Each lane computes the weight of one edge of a
     // batch, its own edge.
+    float added[kAddedEdges][kLaneDims];
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       float x[kBatch][kLaneDims], y[kBatch][kLaneDims];
@@ -362,10 +364,24 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         product[b] = 0.0f;
         if constexpr (Group::kUsesScore) {
           Group::unpack(x[b], first_words[i], first_dim);
+          if constexpr (adds_features(kTerms)) {
+            if (i % kAddedEdges == 0) {
+              i64 added_edge[kAddedEdges];
+              bool exists[kAddedEdges];
+#pragma unroll
+              for (int n = 0; n < kAddedEdges; ++n) {
+                added_edge[n] = edge[i + n], exists[n] = first + i + n < count;
+                Group::unpack(added[n], first_words[i + n], first_dim);
+              }
+              add_features<kIn, kDim, Group>(added, p, added_edge, exists, loaded_head, first_dim);
+            }
+#pragma unroll
+            for (int d = 0; d < kLaneDims; ++d) x[b][d] = added[i % kAddedEdges][d];
+          }
           if constexpr (kTerms & kTypes) {
             Group::weigh(x[b], element_address<kIn>(type_weight, type[i] * type_stride), first_dim);
           }
-          if constexpr (kTerms & kKeyFactor) {
+          if constexpr (kTerms & kKeyFactor && !(kTerms & kAdditive)) {
             constexpr bool kManyFactors = kTerms & kWideFactors;
             if (first + i < count) {
               multiply_by_features<kIn, kDim, Group, kManyFactors>(x[b], p, edge[i], loaded_head, first_dim);
@@ -440,6 +456,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         if constexpr (Group::kUsesScore && kTerms & kAdditive) {
           constexpr int kOfWeight = Group::kSumsAdditive ? Group::kAdditiveSums : 0;
           add_additive_gradients<kOfWeight>(sums, first_weight, additive, own_first, x[b], p.additive_slope);
+          if constexpr (kOverRows && adds_features(kTerms)) {
+            if (p.signs && first + i < count && has_head) {
+              const i64 at = (edge[i] * gridDim.y + blockIdx.y) * Group::kLanes + item.lane_of_group;
+              p.signs[at] = positive_dims(own_first, x[b]);
+            }
+          }
         } else if constexpr (Group::kUsesScore) {
           add_weighted(sums, first_weight, x[b]);
         }

@@ -5,6 +5,7 @@
 //   w_ij = w[type_ij], or sum_r a_ijr w_r                 key_factor.cuh
 //   v_ij = v_j + W' a_ij
 //   s_ij = f(scale * <q_i, k_ij>)                         f: the score term (score_terms.cuh)
+//          f(scale * <a, leaky_relu(q_i + k_ij)>)         additive_score.cuh
 //
 // tiles/forward.cu computes 16 x 16 scores per head of a KV tile, whatever the number of edges in it. With about 16
 // edges per KV tile, heads of up to 32 dimensions take fewer instructions edge by edge.
@@ -53,7 +54,7 @@ struct Params {
   const uint4* feature_weights;  // [H][W, then W'][32]  packed by pack_features.cu; with pairs
   float* edge_scores;           // [nnz][H]  wide features: <u, a> with W, then times kScoreUnit the score with W'
   const void* additive_weight;  // [H][kDim]  a of additive attention
-  const void* key_factor;       // [num_factors][H][kDim]  contiguous
+  const void* key_factor;       // [num_factors][H][kDim]  contiguous; with additive attention W of k_ij
 #include "score/score_term_pointers.cuh"
   DropoutParams dropout;
   i64 query_head_stride;    // elements
@@ -70,8 +71,8 @@ struct Params {
 };
 
 template <Element kIn, int kDim, int kHeads, int kTerms>
-struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))> {
-  using Base = LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kValueFeatures))>;
+struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, may_pack(kTerms)> {
+  using Base = LaneGroup<kIn, kDim, kHeads, may_pack(kTerms)>;
   static constexpr int kLanes = Base::kLanes, kLaneDims = Base::kLaneDims, kLaneFeatures = Base::kLaneFeatures;
   static constexpr int kOwn = Base::kOwn;
   static constexpr bool kHasFeatures = kTerms & (kKeyFeatures | kValueFeatures);
@@ -85,13 +86,15 @@ struct ForwardGroup : LaneGroup<kIn, kDim, kHeads, !(kTerms & (kKeyFeatures | kV
   // many.
   static constexpr bool kManyFeatures = kHasFeatures && kLaneFeatures > 8;
   static constexpr bool kIsLargest =
-      kManyFeatures || (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>)) ||
+      kManyFeatures || (kIsWide<kIn> && adds_features(kTerms) && kArch > 1000) ||
+      (kHasFeatures && kTerms & kTypes && (kLaneFeatures == 8 || kIsWide<kIn>)) ||
       (kHasFeatures && kTerms & kKeyFactor) ||
       (kTerms & (kWideKeys | kWideValues) && kTerms & kExpression && (kTerms & kTypes || kLaneDims > 8));
   static constexpr bool kIsLarge = kHasFeatures || kTerms & (kTypes | kAdditive | kKeyFactor) ||
                                    (kTerms & (kWideKeys | kWideValues) && kTerms & kExpression);
   static constexpr bool kTight = kArch != 900 && ScoreTerm<kIn, kTerms>::kEdgeValues > 1;
   static constexpr int kMinBlocks = kIsLargest                         ? 2
+                                    : adds_features(kTerms) && kArch > 1000 ? 3
                                     : kIsWide<kIn>                     ? (kIsLarge ? 3 : 4)
                                     : kLaneDims > 12                   ? (kTerms & ~kDropout ? 3 : 4)
                                     : kHasPairs && !(kTerms & ~(kKeyFeatures | kValueFeatures | kDropout)) ? 5
@@ -281,11 +284,25 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, ForwardGroup<kIn, kDim, kHe
       }
       terms[j].load_column(p, Group::own(edge_key, lane, j), loaded_head);
     }
-    float score[kUnroll];
+    float score[kUnroll], added[kAddedEdges][kLaneDims];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       if constexpr (!Group::kUsesKey) {
         score[i] = 0.0f;
+        continue;
+      }
+      if constexpr (adds_features(kTerms)) {
+        if (i % kAddedEdges == 0) {
+          i64 edge[kAddedEdges];
+          bool exists[kAddedEdges];
+#pragma unroll
+          for (int j = 0; j < kAddedEdges; ++j) {
+            edge[j] = first_edge + i + j, exists[j] = first + i + j < count;
+            Group::unpack(added[j], key_words[i + j], first_dim);
+          }
+          add_features<kIn, kDim, Group>(added, p, edge, exists, loaded_head, first_dim);
+        }
+        score[i] = additive_product(additive, query, added[i % kAddedEdges], p.additive_slope);
         continue;
       }
       float x[kLaneDims];

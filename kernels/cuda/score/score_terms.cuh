@@ -21,7 +21,7 @@ enum EdgeTerm {
   kDropout = 8,  // dropout.cuh
   kExpression = 16,
   kAdditive = 32,   // additive_score.cuh
-  kKeyFactor = 64,  // key_factor.cuh
+  kKeyFactor = 64,  // key_factor.cuh; with kAdditive: additive_score.cuh
   kWideKeys = 128,     // in place of kKeyFeatures with more than 16 columns: features/wide_features.cu
   kWideValues = 256,   // in place of kValueFeatures
   kWideFactors = 512,  // beside kKeyFactor

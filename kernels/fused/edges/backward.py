@@ -14,14 +14,24 @@ from ...terms.edge_data import BoundEdges
 from ..data import Fused3SData
 from ..score_values import Members, gradient_members, is_wide, new_value_gradients, summed_gradients, terms_of
 from ..tiles.backward import new_gradients, wanted_of
+from .added_features import added_gradients, with_added_features
 from .features import FEATURES, add_features, project_query, weight_gradients
-from .forward import TERM_DEFAULTS, WARPS, edge_tensors, heads_of_lane_group, lane_alignment, term_scalars
+from .forward import (
+    TERM_DEFAULTS,
+    WARPS,
+    edge_tensors,
+    heads_of_lane_group,
+    lane_alignment,
+    term_scalars,
+    unpacked_lanes,
+)
 from .wide_features import WideGradients
 
 SOURCE = "edges/backward.cu"
 FEATURE_LANES = 4  # lanes per item in `gradients_of_features`
 BY_ROW = ("own_first", "own_second", "gathered_first", "gathered_second")  # tensors [.., H, d] of struct Params
 FACTORS = frozenset(("type_weight", "key_factor"))  # at most one of them is given
+ADDED = frozenset(("key_weight", "padded_features"))  # of additive attention
 FACTOR_CHUNK = 1 << 22  # elements of [edges, H, d] per chunk in `_factor_gradients`
 
 
@@ -53,6 +63,7 @@ def launch_edge_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
             holds. Gradients of `type_weight` and `key_factor` use plain torch and are not optimised.
     """
     (query, key, value, scale, _, lse, edges), output, grad_output, wanted, into, grad_lse = given
+    edges = with_added_features(edges)
     num_rows, num_heads, dim = query.shape
     terms, score = (0, None) if edges is None else (terms_of(edges), edges.score)
     over_rows, over_columns = edge_backward_instances(query.dtype, output.dtype, dim, num_heads, terms, score)
@@ -137,16 +148,24 @@ class _EdgeTensors:
             self.projected_grad = project_query(grad_output, edges.value_weight.contiguous())
             self.value_sums = query.new_empty((num_heads, num_rows, FEATURES))
         of_features = "padded_features" in wanted
-        self.wants_factors = bool(wanted & FACTORS) or (of_features and edges.key_factor is not None)
+        adds = edges.additive_weight is not None and edges.key_factor is not None
+        self.wants_added = adds and bool(wanted & ADDED)
+        self.wants_factors = not adds and (bool(wanted & FACTORS) or (of_features and edges.key_factor is not None))
         of_keys = of_features or self.wide is not None  # t of narrow features is a sum of the row pass
         of_values = of_features or (self.wide is not None and "value_weight" in wanted)
-        self.score_weights = of_edges(self.wants_factors or (of_keys and edges.key_weight is not None))
+        self.score_weights = of_edges(
+            self.wants_added or self.wants_factors or (of_keys and edges.key_weight is not None)
+        )
         self.value_weights = of_edges(of_values and edges.value_weight is not None)
         self.for_columns = edge_tensors(edges) | ({} if self.wide is None else self.wide.products)
         self.for_columns |= {"projected_query": self.projected_query, "projected_grad": self.projected_grad}
         if "additive_weight" in wanted:
             shape = num_rows, num_heads, query.shape[2]
             self.of_additive = query.new_empty(shape, dtype=torch.float32)
+        self.heads, self.signs = heads_of_lane_group(num_heads, query.shape[2], query.dtype), None
+        if self.wants_added:  # a byte of each lane
+            lanes = -(-num_heads // self.heads) * self.heads * unpacked_lanes(query.shape[2])
+            self.signs = data.new_of_edges(query, (lanes,), torch.uint8)
         if (of_columns := self.of_values.get("column_values")) is not None:
             self.for_columns["column_value_gradients"] = of_columns
         self.for_rows = {
@@ -155,6 +174,7 @@ class _EdgeTensors:
             "key_feature_sums": self.key_sums,
             "value_feature_sums": self.value_sums,
             "additive_gradients": self.of_additive,
+            "signs": self.signs,
             "score_weights": self.score_weights,
             "value_weights": self.value_weights,
         }
@@ -169,8 +189,9 @@ class _EdgeTensors:
             weights = {"key_weight": self.score_weights, "value_weight": self.value_weights}
             found |= self.wide.gradients(of_rows.query, weights, wanted)
         elif "padded_features" in wanted:
+            of_keys = self.score_weights if self.projected_query is not None else None  # else they are of factors
             found["padded_features"] = _feature_gradient(
-                *(self.data, edges.padded_features, self.score_weights, self.projected_query),
+                *(self.data, edges.padded_features, of_keys, self.projected_query),
                 *(self.value_weights, self.projected_grad),
             )
         if of_rows.query is not None and self.key_sums is not None:  # dq += W t
@@ -180,11 +201,16 @@ class _EdgeTensors:
             if "padded_features" in wanted and of_features is not None:
                 found["padded_features"] += of_features
             found |= dict.fromkeys(wanted & FACTORS, of_factor)
+        if self.wants_added:
+            added = added_gradients(self.data, edges, self.heads, self.score_weights, self.signs, wanted)
+            if "padded_features" in found:  # those of value_weight
+                added["padded_features"] += found["padded_features"]
+            found |= added
         if self.of_additive is not None:
             found["additive_weight"] = self.of_additive.sum(0).to(query.dtype)
         found.update(summed_gradients(edges, self.of_values))
         products = {"key_weight": (query, self.key_sums), "value_weight": (grad_output, self.value_sums)}
-        names = [name for name in products if name in wanted and self.wide is None]
+        names = [name for name in products if name in wanted - found.keys() and self.wide is None]
         if names:
             gradients = weight_gradients([products[name] for name in names], edges.num_features)
             found.update(zip(names, gradients, strict=True))

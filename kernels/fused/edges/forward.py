@@ -25,6 +25,7 @@ from ..score_values import (
 )
 from ..shapes import KEY_FEATURES, VALUE_FEATURES, WIDE_KEYS, WIDE_VALUES
 from ..tuning import MOST_LANES, tuning_for
+from .added_features import with_added_features
 from .features import (
     FEATURES,
     PACK_PAIR_FEATURES,
@@ -66,7 +67,11 @@ def takes_columns(call: Call) -> bool:
 
 
 def lanes_of_head(dim: int, dtype: torch.dtype) -> int:
-    return 1 if is_packed(dim, dtype) else 1 << (-(-dim // LANE_DIMS) - 1).bit_length()
+    return 1 if is_packed(dim, dtype) else unpacked_lanes(dim)
+
+
+def unpacked_lanes(dim: int) -> int:
+    return 1 << (-(-dim // LANE_DIMS) - 1).bit_length()
 
 
 @lru_cache
@@ -129,6 +134,7 @@ def launch_edge_kernel(data: Fused3SData, call: Call) -> torch.Tensor:
         [num_rows, H, d] contiguous, of `call.out_dtype`.
     """
     query, key, value, scale, out_dtype, lse, edges = call
+    edges = with_added_features(edges)
     num_rows, num_heads, dim = query.shape
     dtype, score, terms, scalars, of_edges = query.dtype, None, 0, (), {}
     if edges is not None:

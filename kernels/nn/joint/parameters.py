@@ -44,7 +44,7 @@ def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
         return None
     found, biases = [], []
     for layer in layers:
-        if not _is_plain(layer):
+        if not is_plain(layer):
             return None
         parameters = layer._parameters
         found.append(parameters.get("weight"))
@@ -60,14 +60,15 @@ def plain_parameters(layers: Sequence[nn.Module]) -> list[Tensor] | None:
 
 def plain_weight(layer: nn.Module) -> Tensor | None:
     """The weight of a plain layer without a bias; None: the layer must be called."""
-    if has_global_hooks() or not _is_plain(layer):
+    if has_global_hooks() or not is_plain(layer):
         return None
     weight = layer.weight  # FSDP's flat parameter leaves a view that is no parameter
     return weight if type(weight) in PLAIN and layer.bias is None else None
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    if type(layer) is not nn.Linear:
+def is_plain(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
+    """Whether this is a layer of this kind itself, whose call runs no code of a caller: hooks, or another `forward`."""
+    if type(layer) is not kind:
         return False
     own = layer.__dict__
     return not (

@@ -26,6 +26,10 @@ CASES = {
     "types": (1, 128, BFLOAT, FLOAT, ("types",), None),
     "factors": (2, 24, BFLOAT, FLOAT, ("key_factor",), 0.4),
     "factors and features": (4, 16, HALF, HALF, ("key_factor_and_features",), None),
+    "added features": (8, 16, BFLOAT, BFLOAT, ("additive_features",), 0.4),
+    "added features, two head groups": (10, 16, HALF, FLOAT, ("additive_features",), None),
+    "added features, no packed heads": (4, 10, HALF, HALF, ("additive_features",), None),
+    "added and value features": (2, 64, BFLOAT, BFLOAT, ("additive_and_value_features",), 0.2),
     "packed factors": (4, 13, HALF, HALF, ("key_factor",), None),
     "packed": (4, 13, HALF, HALF, (None,), 0.3),
     "packed, float32 output": (2, 13, HALF, FLOAT, ("bias", "types"), None),
@@ -75,8 +79,26 @@ def test_split_rows_and_columns_have_the_same_bits_in_every_order(monkeypatch, d
         assert_same_bits(call.run(monkeypatch, mode), expected, mode)
 
 
-def test_only_wanted_gradients(monkeypatch):
-    call = EdgeCall.make(EDGE_LISTS["directed"](), 8, 8, HALF, "all", 0.4)
+@both_types
+@pytest.mark.parametrize("rank", [1, 8, 17, 40])
+def test_added_features_of_every_width(monkeypatch, rank, dtype):
+    """In steps of 4 and of 8 columns, and rows of 16, 32 and 48."""
+    for name in ("repeated", "empty_rows_and_windows", "no_edges"):
+        call = EdgeCall.make(EDGE_LISTS[name](), 4, 8, dtype, "additive_features", part_edges=5, rank=rank)
+        call.check(call.run(monkeypatch, "random"), f"{name}, {rank} features")
+
+
+@both_types
+def test_gradients_of_added_features_have_the_same_bits_in_every_order(monkeypatch, dtype):
+    call = EdgeCall.make(EDGE_LISTS["hub"](), 10, 16, dtype, "additive_features", part_edges=4)
+    expected = call.run(monkeypatch, "late")
+    for mode in ("early", "random"):
+        assert_same_bits(call.run(monkeypatch, mode), expected, mode)
+
+
+@pytest.mark.parametrize("kind", ["all", "additive_features"])
+def test_only_wanted_gradients(monkeypatch, kind):
+    call = EdgeCall.make(EDGE_LISTS["directed"](), 8, 8, HALF, kind, 0.4)
     for name in call.leaves():
         _, _, gradients = call.run(monkeypatch, wanted={name})
         assert isinstance(gradients, Gradients)

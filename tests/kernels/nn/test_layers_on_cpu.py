@@ -3,7 +3,9 @@ the kernels write into rows which hold those of the root or of scores, too."""
 
 import pytest
 import torch
+import torch_geometric.nn
 from attention_cases import EDGE_CASES
+from edge_cases import EDGE_LISTS
 
 import fused3s.nn
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
@@ -125,4 +127,78 @@ def test_a_training_step_of_gat(layer_type, heads, width, graph_name, dtype, all
     with cuda_on_cpu(MODES["late"]):
         found = step(layer, x)
     for mine, correct in zip(found, step(exact, x.detach().double().requires_grad_()), strict=True):
+        assert (mine.double() - correct).norm() <= allowed * correct.norm()
+
+
+@pytest.mark.usefixtures("unset_memory")
+@pytest.mark.parametrize(
+    ("graph_name", "heads", "width", "edge_dim", "dtype", "options"),
+    [
+        ("hub", 8, 16, 8, torch.float32, {}),
+        ("repeated", 4, 8, 5, torch.float32, {"share_weights": True, "concat": False}),
+        ("repeated", 2, 24, 40, torch.float32, {"residual": True, "fill_value": "max"}),
+        ("empty_rows_and_windows", 3, 13, 3, torch.float32, {"add_self_loops": False, "negative_slope": 0.05}),
+        ("wide", 4, 8, 20, torch.float32, {"bias": False}),
+        ("tall", 1, 64, 1, torch.float32, {"add_self_loops": False}),
+        ("one_node_no_edge", 2, 8, 3, torch.float32, {}),
+        ("no_edges", 2, 8, 3, torch.float32, {"add_self_loops": False}),
+        ("hub", 8, 16, 8, torch.bfloat16, {}),
+        ("directed", 4, 8, 32, torch.float16, {"concat": False}),
+    ],
+)
+def test_a_training_step_of_gatv2_with_edge_features_is_that_of_pyg(graph_name, heads, width, edge_dim, dtype, options):
+    """PyG's layer in float64, with the same weights."""
+    graph = EDGE_LISTS[graph_name]()
+    num_targets, num_sources = graph.shape
+    columns = 16 if num_targets == num_sources else (16, 16)
+    torch.manual_seed(0)
+    layer = fused3s.nn.GATv2Conv(columns, width, heads, edge_dim=edge_dim, **options, backend="fused3s").to(dtype)
+    exact = torch_geometric.nn.GATv2Conv(columns, width, heads, edge_dim=edge_dim, **options).double()
+    exact.load_state_dict(layer.state_dict())
+    edge_index = torch.stack([graph.col, graph.row])
+    x, attr = torch.randn(num_sources, 16).to(dtype), torch.randn(graph.num_edges, edge_dim).to(dtype)
+
+    def step(layer, x, attr):
+        leaves = x.requires_grad_(), attr.requires_grad_()
+        out = layer(x if num_targets == num_sources else (x, x[:1].repeat(num_targets, 1)), edge_index, attr)
+        of_x, of_attr, *of_parameters = torch.autograd.grad(out.double().square().sum(), [*leaves, *layer.parameters()])
+        return out, of_x, of_attr, torch.cat([each.flatten() for each in of_parameters])
+
+    with cuda_on_cpu(MODES["random"]):
+        found = step(layer, x, attr)
+    allowed = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    for mine, correct in zip(found, step(exact, x.detach().double(), attr.detach().double()), strict=True):
+        assert (mine.double() - correct).norm() <= allowed * correct.norm()
+
+
+@pytest.mark.usefixtures("unset_memory")
+@pytest.mark.parametrize(
+    ("heads", "columns", "dtype"), [(8, 128, torch.float32), (3, 39, torch.float16), (2, 8, torch.bfloat16)]
+)
+def test_a_training_step_of_hgt_is_that_of_pyg(heads, columns, dtype):
+    """PyG's layer in float64, with the same weights; authors have no edges into them, papers have repeated ones."""
+    relations = {("author", "writes", "paper"): 60, ("paper", "cites", "paper"): 90, ("paper", "has", "author"): 0}
+    sizes = {"paper": 37, "author": 9}
+    torch.manual_seed(0)
+    layer = fused3s.nn.HGTConv(16, columns, (list(sizes), list(relations)), heads, backend="fused3s").to(dtype)
+    exact = torch_geometric.nn.HGTConv(16, columns, (list(sizes), list(relations)), heads).double()
+    exact.load_state_dict(layer.state_dict())
+    x = [torch.randn(size, 16).to(dtype) for size in sizes.values()]
+    edges = {
+        kind: torch.stack([torch.randint(sizes[end], (count,)) for end in kind[::2]])
+        for kind, count in relations.items()
+    }
+
+    def step(layer, x):
+        leaves = [each.requires_grad_() for each in x]
+        out = list(layer(dict(zip(sizes, leaves, strict=True)), edges).values())
+        used = [each for name, each in layer.named_parameters() if not name.startswith("skip")]  # of as many columns
+        loss = sum(each.double().square().sum() for each in out)
+        of_x, of_authors, *of_parameters = torch.autograd.grad(loss, [*leaves, *used])
+        return *out, of_x, of_authors, torch.cat([each.flatten() for each in of_parameters])
+
+    with cuda_on_cpu(MODES["random"]):
+        found = step(layer, x)
+    allowed = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    for mine, correct in zip(found, step(exact, [each.detach().double() for each in x]), strict=True):
         assert (mine.double() - correct).norm() <= allowed * correct.norm()

@@ -18,16 +18,19 @@ from bench.baselines.flashsparse import Kernels
 from bench.baselines.fused3s_paper import SOURCE as PAPER_SOURCE
 from bench.baselines.fused3s_paper import paper_instance
 from fused3s import KernelCompileError
+from fused3s.fused.edges.added_features import added_instance
 from fused3s.fused.edges.backward import edge_backward_instances
 from fused3s.fused.edges.features import product_instance
 from fused3s.fused.edges.forward import edge_instance, is_packed
 from fused3s.fused.edges.wide_features import wide_instance
 from fused3s.fused.shapes import (
+    ADDITIVE,
     DROPOUT,
     EXPRESSION,
     KEY_FACTOR,
     KEY_FEATURES,
     VALUE_FEATURES,
+    WIDE_FACTORS,
     WIDE_KEYS,
     WIDE_VALUES,
 )
@@ -50,6 +53,7 @@ SCORES = ["s + edge0", "s * edge0 + edge1", "clamp(s, -number0, number0)"]
 LANE_DIMS = [2, 12, 24, 64, 130, 256]
 FEATURES = KEY_FEATURES | VALUE_FEATURES
 LANE_TERMS = [0, EDGE_TYPES, KEY_FACTOR, FEATURES, KEY_FACTOR | FEATURES, EDGE_TYPES | FEATURES | DROPOUT | EXPRESSION]
+ADDED_FEATURES = ADDITIVE | KEY_FACTOR
 
 every_arch = pytest.mark.parametrize("arch", ARCHS)
 
@@ -151,6 +155,19 @@ def test_edge_by_edge(arch):
         return 176 if terms & FEATURES and dim <= 8 else 0  # 16 features a lane
 
     check(backward, arch, 255, spill_bytes=spill_bytes)
+
+
+@every_arch
+def test_added_features(arch):
+    """Both passes with features inside of additive attention, and the gradients of features and weight."""
+    shapes = in_turn(product(((8, 16), (8, 8), (10, 8), (24, 2), (128, 1)), (0, WIDE_FACTORS | DROPOUT)), arch)
+    for (dim, heads), terms in (shape for shape, _ in shapes):
+        for dtype in (HALF, FLOAT):
+            shape = dtype, dtype, dim, heads, ADDED_FEATURES | terms
+            check([edge_instance(*shape), *edge_backward_instances(*shape)], arch, 255)
+            of_one = [added_instance(dtype, dtype, dim, heads, each, not each) for each in (False, True)]
+            check(of_one, arch, 128)
+            check([added_instance(dtype, dtype, dim, heads, True, True)], arch, 255)
 
 
 @every_arch

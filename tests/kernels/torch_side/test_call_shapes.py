@@ -28,6 +28,8 @@ def edge_data(kind, num_edges, sizes) -> EdgeData:
     wide = edge_inputs(kind, num_edges, heads, value_dim, DOUBLE).value_weight
     parts = {"key_weight": data.key_weight, "value_weight": wide}
     parts = {name: each[:kv_heads] for name, each in parts.items() if each is not None}
+    if data.additive_weight is not None:
+        parts["additive_weight"] = data.additive_weight[:kv_heads]
     for name in ("type_weight", "key_factor"):
         if (each := getattr(data, name)) is not None:
             parts[name] = each[:, :kv_heads]
