@@ -100,12 +100,16 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """`value` (or [low, high]) against the mean ratio of each of `cases`; `codes`: that of the authors' codes.
 
     `times`: of the paper's own times, whose mean over the same graphs takes the place of `value`. `half`: of the graphs
-    that gain, which are a third to two thirds of all.
+    that gain, which are a third to two thirds of all. `instead`: cases that are judged if none of `cases` was measured,
+    and else told beside them.
     """
+    cases, beside = spec["cases"], spec.get("instead", {})
+    if all(quiet(pairs(data, case)).empty for case in cases.values()):
+        cases, beside = beside or cases, {}
     paper = pairs(data, spec["times"]).set_index("dataset")["ratio"] if "times" in spec else pd.Series()
     limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
     verdicts, on_real, texts, means = [], [], [], []
-    for name, pair in spec["cases"].items():
+    for name, pair in cases.items():
         found = pairs(data, pair, noise)
         if quiet(found).empty:  # the default run of the figures does not measure every case
             continue
@@ -128,10 +132,12 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         both = [
             f"{ours:.2f}x, {theirs:.2f}x{kind}" for kind, (ours, theirs) in zip(("", " (real)"), same, strict=False)
         ]
-        beside = f"; on the paper's graphs here, published: {'; '.join(both)}{_ranks(some[0], paper)}"
-        texts.append(text + beside * bool(both))
+        published = f"; on the paper's graphs here, published: {'; '.join(both)}{_ranks(some[0], paper)}"
+        texts.append(text + published * bool(both))
     if not texts:
         return NOT_RECORDED
+    told = {name: pairs(data, case) for name, case in beside.items()}
+    texts += [f"{name}: {describe(found)}" for name, found in told.items() if not quiet(found).empty]
     codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()
     theirs = f"{describe(codes)}: {near(*_beside(by_graph(codes), paper, limits))}" if len(codes) else "-"
     rewritten = pairs(data, spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
