@@ -101,10 +101,11 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
 
     `times`: of the paper's own times, whose mean over the same graphs takes the place of `value`. `half`: of the graphs
     that gain, which are a third to two thirds of all. `instead`: cases that are judged if none of `cases` was measured,
-    and else told beside them.
+    and else told beside them; with `stand_in` they are of another code than the paper's, and get no verdict.
     """
     cases, beside = spec["cases"], spec.get("instead", {})
-    if all(quiet(pairs(data, case)).empty for case in cases.values()):
+    is_instead = all(quiet(pairs(data, case)).empty for case in cases.values())
+    if is_instead:
         cases, beside = beside or cases, {}
     paper = pairs(data, spec["times"]).set_index("dataset")["ratio"] if "times" in spec else pd.Series()
     limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
@@ -143,6 +144,8 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     rewritten = pairs(data, spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
     factor = f"{mean(by_graph(rewritten)['ratio']):.2f}" if len(rewritten) else ""
     why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
+    if is_instead and spec.get("stand_in"):
+        return Finding(MISSING, "; ".join(texts), theirs)
     real_alone = worst(on_real) if on_real else "-"
     return Finding(worst(verdicts), "; ".join(texts), theirs, real_alone, why, tuple(means))
 

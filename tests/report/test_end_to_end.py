@@ -7,7 +7,7 @@ from report.engine import Data
 from report.rows import frame
 from report.selections import MODEL_32, PAPER, TYPED_32
 from report.tables import render
-from report.verdicts import NO, YES, judge_near
+from report.verdicts import MISSING, NO, YES, judge_near
 
 HALF = {"dtype": "float16", "out_dtype": "float16"}
 TF32 = {"dtype": "float32", "out_dtype": "tf32"}
@@ -89,3 +89,16 @@ def test_attention_without_casts_is_judged_once_it_is_measured(ratio, verdict):
     assert found.verdict == verdict
     assert found.ours.endswith("; casts: 0.50x (n = 1, slower on 1)")
     assert found.means == (ratio, ratio)
+
+
+def test_another_code_than_the_papers_gets_no_verdict():
+    dgl, other = ({"ours": PAPER, "theirs": {"backend": name}} for name in ("dgl", "csr_unfused"))
+    spec = {"value": 5.36, "cases": {"fp32": TYPED_32 | dgl}, "instead": {"cuSPARSE": TYPED_32 | other}}
+    eager = {"launch": "eager"}
+    rows = passes("pubmed", "fused3s_paper", 1.0, **eager) + passes("pubmed", "csr_unfused", 5.36, **eager)
+    found = judge_near(Data(frame(rows)), spec | {"stand_in": True})
+    assert (found.verdict, found.real, found.ours, found.means) == (MISSING, "-", "cuSPARSE: 5.36x (n = 1)", ())
+    assert judge_near(Data(frame(rows)), spec).verdict == YES
+    rows += passes("pubmed", "dgl", 2.0, **eager)
+    found = judge_near(Data(frame(rows)), spec | {"stand_in": True})
+    assert (found.verdict, found.ours) == (NO, "fp32: 2.00x (n = 1); cuSPARSE: 5.36x (n = 1)")
