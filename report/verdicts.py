@@ -211,7 +211,8 @@ def judge_holds(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
 def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """The mean of the first case is above that of each other one, over all graphs and over real ones.
 
-    Cases that have pairs of the same `same` columns in common are compared on those alone.
+    Cases that have pairs of the same `same` columns in common are compared on those alone. `least`: graphs of a
+    mean, by default one.
     """
     found = {name: quiet(pairs(data, case)) for name, case in spec["cases"].items()}
     if any(rows.empty for rows in found.values()):
@@ -222,9 +223,9 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         found = {name: rows[key.isin(common)] for (name, rows), key in zip(found.items(), keys, strict=True)}
     texts, verdicts = [], []
     for kind, some in (("", found), ("real ", {name: real(rows) for name, rows in found.items()})):
-        if any(rows.empty for rows in some.values()):
-            continue
         some = {name: by_graph(rows) for name, rows in some.items()}
+        if any(len(rows) < spec.get("least", 1) for rows in some.values()):
+            continue
         means = {name: mean(rows["ratio"]) for name, rows in some.items()}
         first, *others = means.values()
         verdicts.append(YES if all(other < first * noise for other in others) else NO)

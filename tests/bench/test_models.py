@@ -95,12 +95,13 @@ def test_a_backend_of_another_type_runs_inside_a_model_of_the_configured_one(tmp
     assert 1e-5 < found["sdpa_padded", "plain"].relative_error < 8e-3
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     ("of_model", "reads"), [(SINGLE, HALF), (HALF, SINGLE), (HALF, HALF), (SINGLE, SINGLE), (SINGLE, BRAIN)]
 )
-def test_a_projection_writes_the_type_that_is_read(of_model, reads):
-    linear = torch.nn.Linear(48, 144, bias=False).to(of_model)
-    h = torch.randn(37, 48).to(of_model)
+def test_a_projection_writes_the_type_that_is_read(of_model, reads, device):
+    linear = torch.nn.Linear(48, 144, bias=False).to(device, of_model)
+    h = torch.randn(37, 48).to(device, of_model)
     written = Projection(linear, reads)(h)
     assert (written.dtype, written.shape) == (reads, (37, 144))
     exact = h.double() @ linear.weight.double().t()
