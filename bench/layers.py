@@ -41,6 +41,7 @@ import fused3s.nn
 from bench.baselines import REGISTRY
 from bench.captured_loop import captured_loop
 from bench.checks import checked_columns, largest_row_error
+from bench.float32 import with_precision
 from bench.gpu_trace import trace_gpu
 from bench.layer_batches import LayerBatch, draw_batches
 from bench.layer_model import (
@@ -127,13 +128,8 @@ class Side:
 
 def measure(context: Context, case: Case) -> list[Row]:
     (types,) = (one for one in TYPES.values() if dtype_names(one) == (case.dtype, case.out_dtype))
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(types.matmul)
     torch.compiler.reset()  # models of other cases count against its limit of recompilations
-    try:
-        return measured_sides(context, case, types)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    return with_precision(types.matmul, lambda: measured_sides(context, case, types))
 
 
 def sides_of(context: Context) -> list[Name]:

@@ -1,7 +1,10 @@
 """Times of whole forward passes on a graph: widths, attention backends, and ways to run the model around them.
 
-All layers outside attention have the precision of the configuration, whatever the backend. A backend that computes in
-another type gets its queries, keys and values cast, and its output cast back; the casts count as its time.
+All layers outside attention have the precision of the configuration, whatever the backend; "tf32" is float32 under
+torch.set_float32_matmul_precision("high"), in rows out_dtype tf32. By default a backend that computes in another type
+gets its queries, keys and values cast, and its output cast back; the casts count as its time. With `projection:
+attention` the projection writes the type that the backend reads (`bench.projection`), in rows variant
+typed_projection.
 
 All cases of a width have the same weights. Logits are compared with those of a slow backend in float32: before a time
 is kept, and in the accuracy cases, which compute in float16 and bfloat16.
@@ -17,17 +20,22 @@ from torch import Tensor
 
 import fused3s
 from bench.baselines import REGISTRY
+from bench.float32 import with_precision
+from bench.projection import with_compiled_blocks, with_projection
 from bench.runner import Case, Context, UnsupportedInputsError, classify
 from common.columns import dtype_name
-from common.records import HOST_BOUND, Row, key
+from common.records import HOST_BOUND, NONE, Row, key
 from common.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
-from configs.bench import BenchConfig, Shape
+from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.fast import fused_unavailable
 from models.inference.agreement import accuracy, compare
 from models.inference.model_regions import time_attention, time_eager, time_regions
 
 ACCURACY_DTYPES = (torch.float16, torch.bfloat16)
+TYPED_PROJECTION = "typed_projection"
+TF32 = "tf32"
+ANY_TYPE = ("pyg",)  # of the backends that compute in float32: it takes 16 bits without a conversion
 # With more multiplications per block the float64 backend takes seconds a pass; float32 also checks float16.
 REFERENCE_ELEMENTS = 2**31
 FEW = 3  # replays of one block's attention at least; they take a fraction of a pass
@@ -37,13 +45,16 @@ FAST_REFERENCES = ("csr_unfused", "dfgnn_tiling")  # the first that is not the b
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
     """Of a backend the CUDA graphs first: an eager time is compared with them."""
     found = []
-    for dtype in config.precisions:
+    variant = TYPED_PROJECTION if config.projection == "attention" else NONE
+    for precision in config.precisions:
+        dtype = "float32" if precision == TF32 else precision
         for shape in config.head_shapes:
-            case = Case("", "model", shape.width, dtype, dtype, heads=shape.heads, blocks=config.blocks)
+            case = Case("", "model", shape.width, dtype, precision, blocks=config.blocks)
+            case = replace(case, heads=shape.heads, variant=variant)
             for backend, modes in config.modes.items():
-                for dense, _, graph in sorted((mode.partition("+") for mode in modes), key=lambda mode: not mode[2]):
-                    launch = "cuda_graph" if graph else "eager"
-                    found.append(replace(case, backend=backend, dense=dense, launch=launch))
+                ways = [mode.partition("+") for mode in modes]
+                for dense, _, launch in sorted(ways, key=lambda way: way[2] != "graph"):
+                    found.append(replace(case, backend=backend, dense=dense, launch=LAUNCHES[launch]))
                 if backend in config.accuracy:
                     options = {"metric": "output_error", "unit": "1", "dense": "auto", "launch": "eager"}
                     first = dtype_name(ACCURACY_DTYPES[0])
@@ -55,17 +66,22 @@ def measure(context: Context, case: Case) -> list[Row]:
     shape = Shape(case.heads, case.dim // case.heads)
     width = context.keep("width", shape, lambda: Width(context, shape))
     planned = context.keep("planned", (shape, case.backend, case.dtype), lambda: Planned(width, case))
+    rows = _accuracy_rows if case.metric == "output_error" else _time_rows
     try:
         with torch.inference_mode():
-            return (_accuracy_rows if case.metric == "output_error" else _time_rows)(context, case, planned)
+            planned.width.expected(case.backend)  # in float32, not in TF32
+            return with_precision("high" if is_tf32(case) else "highest", lambda: rows(context, case, planned))
     finally:
-        if case.dense == "compiled":
+        if "compiled" in (case.dense, case.launch):
             torch.compiler.reset()  # torch keeps a few versions of what it compiled; no case needs an older one
 
 
 def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
     captured, device, config = case.launch == "cuda_graph", context.device, context.config
-    model = planned.width.model(case.torch_dtype)
+    model = planned.width.model(case.torch_dtype, planned.reads)
+    if case.launch == "compiled":
+        with torch.inference_mode(False):  # as for `Width.model`
+            model = with_compiled_blocks(model)
     inputs = planned.width.inputs(model, planned.attention)
     expected = planned.width.expected(case.backend)  # before a CUDA graph takes its memory
     before = memory_mib(device)
@@ -75,9 +91,10 @@ def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
     first = pass_times(lambda: outputs.append(execution.run()), device=device, repeats=1)
     logits = outputs.pop().clone()
     # Other precisions and formats stay on the GPU: they do not count.
-    own = planned.format_mib + tensors_mib(model.parameters()) + tensors_mib(vars(inputs).values())
+    own = planned.format_mib + tensors_mib([*model.parameters(), *model.buffers()]) + tensors_mib(vars(inputs).values())
     memory = Spread.of([peak_memory_mib(device) - before + (own if before else 0)])
-    agreement = compare(logits, expected.logits, model.dtype, planned.dtype)
+    rounded = [torch.float16] if is_tf32(case) else []  # TF32 has as many digits
+    agreement = compare(logits, expected.logits, model.dtype, planned.dtype, *rounded)
     checked: dict[str, Any] = {"status": "ok", "relative_error": agreement.relative}
     if not agreement.passed:
         checked |= {"status": "wrong", "reason": agreement.describe()}
@@ -89,23 +106,25 @@ def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
         first = pass_times(execution.run, device=device, repeats=1)
     passes = max(1, min(config.repeats, int(config.budget_ms / first[0])))
     first_round = first if passes == 1 else None
-    set_by_host = {}
-    if captured:
-        forward = time_rounds(lambda: pass_times(execution.run, device=device, repeats=passes), first_round)
-        how, inside = "replays of one block's, times the blocks", _replays(execution, device, max(FEW, passes))
-    else:
+    set_by_host: dict[str, Any] = {}
+    how, inside = "", {}
+    if case.launch == "eager":
         forward, attention = time_eager(execution, device=device, repeats=passes, first=first_round)
         how, inside = f"CUDA events around each call{attention.warning}", attention.columns()
+    else:
+        forward = time_rounds(lambda: pass_times(execution.run, device=device, repeats=passes), first_round)
+    if captured:
+        how, inside = "replays of one block's, times the blocks", _replays(execution, device, max(FEW, passes))
+    else:
         by_graph = context.known.get(key(context.columns(replace(case, launch="cuda_graph"))))
         if by_graph and by_graph.value and forward.spread.median >= HOST_BOUND * by_graph.value:
             set_by_host = {"disturbed": "yes"}
     contents = "weights, inputs, format and passes; torch's allocator"
-    rows = [
-        row(f"checked against {expected.backend}{forward.warning}", forward.columns() | set_by_host),
-        row(how, inside | set_by_host, scope="attention"),
-        row(contents, memory.columns(), metric="peak_memory", unit="MiB"),
-    ]
-    if not captured and case.backend in config.regions:
+    rows = [row(f"checked against {expected.backend}{forward.warning}", forward.columns() | set_by_host)]
+    if inside:  # inside compiled code there are no marks
+        rows.append(row(how, inside | set_by_host, scope="attention"))
+    rows.append(row(contents, memory.columns(), metric="peak_memory", unit="MiB"))
+    if case.launch == "eager" and case.backend in config.regions:
         few, eager_ms = max(1, passes // 2), forward.spread.median
         regions = time_regions(execution, eager_ms=eager_ms, device=device, repeats=few)
         columns = {"disturbed": rows[0].disturbed}
@@ -154,12 +173,16 @@ class Width:
 
     def __init__(self, context: Context, shape: Shape) -> None:
         self.context, self.shape = context, shape
-        self._models: dict[torch.dtype, GraphTransformer] = {}
+        self._models: dict[tuple[torch.dtype, torch.dtype], GraphTransformer] = {}
         self._expected: dict[str, Expected] = {}
 
     @torch.inference_mode(False)  # torch.compile does not take inference tensors as parameters
-    def model(self, dtype: torch.dtype) -> GraphTransformer:
-        if dtype not in self._models:
+    def model(self, dtype: torch.dtype, reads: torch.dtype | None = None) -> GraphTransformer:
+        """Layers in `dtype`, and q, k and v in the type `reads` (None: in that of the layers)."""
+        types = (dtype, reads or dtype)
+        if types[0] != types[1] and types not in self._models:
+            self._models[types] = with_projection(self.model(dtype), types[1])
+        if types not in self._models:
             meta, config = self.context.loaded.meta, self.context.config
             torch.manual_seed(config.seed)
             made = GraphTransformer(
@@ -170,8 +193,8 @@ class Width:
                 heads=self.shape.heads,
                 blocks=config.blocks,
             )
-            self._models[dtype] = made.to(self.context.device).cast(dtype).eval()
-        return self._models[dtype]
+            self._models[types] = made.to(self.context.device).cast(dtype).eval()
+        return self._models[types]
 
     def inputs(self, model: GraphTransformer, attention: Any) -> GraphInputs:
         """Inputs for a model of any width: the features are put on the device once per precision."""
@@ -214,12 +237,16 @@ class Planned:
 
     Attributes:
         dtype: the type that it computes in.
+        reads: the type of q, k and v.
         format_mib: memory of its format.
     """
 
     def __init__(self, width: Width, case: Case) -> None:
         self.width, self.backend, self.model_dtype = width, case.backend, case.torch_dtype
-        self.dtype = attention_dtype(case.backend, case.torch_dtype)
+        is_typed = case.variant == TYPED_PROJECTION
+        takes_model = is_typed and case.backend in ANY_TYPE
+        self.dtype = case.torch_dtype if takes_model else attention_dtype(case.backend, case.torch_dtype)
+        self.reads = self.dtype if is_typed else case.torch_dtype
         self.format_mib = 0.0
 
     @cached_property
@@ -227,7 +254,7 @@ class Planned:
         before = memory_mib(self.width.context.device)
         plan = self.width.plan(self.backend, self.dtype, self.model_dtype)
         self.format_mib = memory_mib(self.width.context.device) - before
-        return plan if self.dtype == self.model_dtype else cast(plan, self.dtype)
+        return plan if self.dtype == self.model_dtype else cast(plan, self.dtype, self.model_dtype)
 
 
 def attention_dtype(backend: str, model_dtype: torch.dtype) -> torch.dtype:
@@ -241,12 +268,16 @@ def written_dtype(dtype: torch.dtype, out_dtype: torch.dtype) -> torch.dtype:
     return out_dtype if out_dtype == torch.float32 else dtype
 
 
-def cast(attention: Attention, dtype: torch.dtype) -> Attention:
-    """`attention` computed in `dtype`, for q, k and v and an output of any type."""
+def is_tf32(case: Case) -> bool:
+    return case.out_dtype == TF32
+
+
+def cast(attention: Attention, dtype: torch.dtype, model_dtype: torch.dtype) -> Attention:
+    """`attention` computed in `dtype`, for q, k and v of any type, and an output in that of the layers."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype) -> Tensor:
-        written = written_dtype(dtype, out_dtype)
-        return attention(q.to(dtype), k.to(dtype), v.to(dtype), scale=scale, out_dtype=written).to(out_dtype)
+        written = written_dtype(dtype, model_dtype)
+        return attention(q.to(dtype), k.to(dtype), v.to(dtype), scale=scale, out_dtype=written).to(model_dtype)
 
     return attend
 

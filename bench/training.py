@@ -15,7 +15,7 @@ from torch import Tensor
 import fused3s
 from bench.baselines import REGISTRY
 from bench.checks import checked_columns
-from bench.models import cast
+from bench.models import ANY_TYPE, cast
 from bench.runner import Case, Context, UnsupportedInputsError
 from common.records import NONE, Row
 from common.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
@@ -30,7 +30,6 @@ from training.step import CapturedStep, Step
 from training.tasks import Batch
 
 EXPECTED_BACKEND = "csr_unfused"
-ANY_TYPE = ("pyg",)  # of the backends that compute in float32: it takes 16 bits without a conversion
 CLASSES = 7
 # Norm of the difference over the norm of the gradients: 16-bit layers against float32.
 ALLOWED = {"float16": 0.05, "bfloat16": 0.2, "float32": 1e-3}
@@ -99,7 +98,7 @@ def make_step(context: Context, case: Case) -> tuple[Step, Batch]:
     inputs = {"dtype": dtype, "head_dim": case.dim // case.heads, "num_heads": case.heads, "backward": True}
     plan = fused3s.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
     working = WorkingCopy(model, precision)
-    attention = plan if dtype == precision else cast(plan, dtype)
+    attention = plan if dtype == precision else cast(plan, dtype, precision)
     prepared: GraphInputs = working.model.prepare(context.loaded.graph, attention)
     optimiser = make_optimiser(working.vectors, TrainingConfig(), device)
     generator = torch.Generator().manual_seed(0)

@@ -56,7 +56,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "float32": {"graphs": ..., "backends": ..., "shapes": ..., "repeats": 30, "scale": "rsqrt_dim"},
     "sm_active": _KERNELS,
     "end_to_end": _MODELS
-    | {"shapes": ONE_HEAD, "precisions": ("float16",), "accuracy": ("fused3s",)}
+    | {"shapes": ONE_HEAD, "precisions": ("float16",), "projection": "layers", "accuracy": ("fused3s",)}
     | {"regions": ("csr_unfused", "fused3s_paper", "fused3s")},
     "training": _MODELS | {"shapes": ("1x128", "8x16"), "precisions": ("bfloat16",)},
     "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
@@ -78,8 +78,10 @@ List = Field(max_length=1000, strict=False)  # YAML has lists and no tuples
 Names = Annotated[tuple[str, ...], List]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Positive = Annotated[float, Field(gt=0, le=3.6e6, allow_inf_nan=False)]
-# How the layers around attention are computed (runtime.dense); "+graph": replayed as a CUDA graph.
-Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph"]
+# How the layers around attention are computed (runtime.dense); "+graph": replayed as a CUDA graph; "+compiled": each
+# block with its attention by torch.compile.
+Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph", "plain+compiled"]
+LAUNCHES = {"": "eager", "graph": "cuda_graph", "compiled": "compiled"}  # the column of a row, by the end of a mode
 Precision = Literal["float16", "bfloat16", "float32", "tf32", "autocast"]  # the last: bfloat16 over float32 weights
 
 
@@ -173,6 +175,9 @@ class BenchConfig(Section):
         default=0, ge=0, le=1000
     )  # of the model; of layers, workloads with samples have as many as those
     precisions: Annotated[tuple[Precision, ...], List] = ()  # of the layers outside attention
+    # layers: q, k and v come in the precision of the layers, and a backend of another type casts them in its own time.
+    # attention: they come in the type that the backend reads (`bench.projection`).
+    projection: Literal["layers", "attention"] = "layers"
     workloads: dict[str, Workload] = Field(default={})
     ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], List] = ()  # without torchrun
     method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
@@ -245,8 +250,11 @@ class BenchConfig(Section):
             if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
                 numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]
                 raise ValueError(f"edges: got {kind!r}; allowed are {', '.join([*PLAIN_EDGES, *numbered])}")
-        for precision in {"autocast", "tf32"} & {*self.precisions} if self.measure != "layers" else ():
-            raise ValueError(f"precisions: {precision} is for measure = layers; allowed are float16, bfloat16, float32")
+        some = ("bfloat16", "float32", *{"layers": ("tf32", "autocast"), "end_to_end": ("tf32",)}.get(self.measure, ()))
+        for precision in self.precisions:
+            check_choice("precisions", precision, some if self.measure == "layers" else ("float16", *some))
+        if self.measure == "training" and any("plain+compiled" in ways for ways in self.modes.values()):
+            raise ValueError("modes: plain+compiled is for measure = end_to_end; steps are compiled as 'compiled'")
         allowed = {"parallel": ("eager", "cuda_graph"), "layers": ("eager", "compiled", "reduce_overhead")}
         for launch in self.launches:
             check_choice("launches", launch, allowed[self.measure])

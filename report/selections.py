@@ -33,7 +33,11 @@ GRAPH = {"launch": "cuda_graph"}
 FUSED = {"dense": "fused"}
 FP32 = {"dtype": "float32", "out_dtype": "float32"}
 MODEL = TIME | GRAPH | {"bench": "end_to_end", "region": "none", "scope": "model", "heads": 1, "blocks": 10}
-MODEL |= {"dtype": "float16", "dense": "plain"}
+MODEL |= {"dtype": "float16", "dense": "plain", "variant": "none"}
+TF32 = {"dtype": "float32", "out_dtype": "tf32"}
+FP16 = {"dtype": "float16", "out_dtype": "float16"}
+# The projection writes what attention reads: no backend casts q, k and v. In MODEL the casts count as its time.
+TYPED = {"variant": "typed_projection"}
 SIZES = ["1m", "4m", "17m", "67m", "134m"]  # edges of the variants of configs/bench/scale.yaml
 STEP = TIME | {"bench": "training", "dim": 128, "blocks": 10, "variant": "none"}
 BACKWARD = TIME | {"bench": "backward", "region": "backward", "launch": "back_to_back"}
@@ -45,4 +49,7 @@ FIGURE_6 = ["zinc", "pascalvoc-sp", "coco-sp", "peptides-func", "ogbg-molhiv", "
 FIGURE_8 = ["ogbn-arxiv", "igb-small", "reddit", "ogbn-products", "amazon-products"]
 FIGURE_8 += ["zinc", "peptides-func", "coco-sp", "pascalvoc-sp"]
 MODEL_32 = MODEL | EAGER | FP32 | {"dataset": FIGURE_8, "dim": [64, 128, 256]}
-MODEL_16 = MODEL_32 | {"dtype": "float16", "out_dtype": "float16"}
+MODEL_16 = MODEL_32 | FP16
+# Of the real graphs of configs/bench/end_to_end_precisions.yaml.
+TYPED_32 = MODEL | EAGER | FP32 | TYPED | {"dim": 128}
+TYPED_TF32, TYPED_16 = TYPED_32 | TF32, TYPED_32 | FP16

@@ -14,6 +14,7 @@ import pandas as pd
 
 from report import selections as of
 from report.engine import COUNTED, DISTURBED, PAIR, Data, Where, by_graph, markdown, mean, quiet, real
+from report.published import captions
 
 Cell = Callable[[Data, Where], str]
 HASH = ["data_sha256"]
@@ -464,6 +465,70 @@ def model_ratios(data: Data) -> Grid:
 
     others = ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper")
     return Grid("compared", lines, {f"over `{name}`": column(name) for name in others})
+
+
+# Of configs/bench/end_to_end_precisions.yaml; "casts": with the casts in the time of attention.
+SIX_GRAPHS = ["pubmed", "elliptic", "musae-github", "ogbn-arxiv", "ogbg-molhiv", "peptides-func"]
+CASES = {"fp32, casts": of.FP32, "fp16, casts": of.FP16}
+CASES |= {"fp32": of.FP32 | of.TYPED, "TF32": of.TF32 | of.TYPED, "fp16": of.FP16 | of.TYPED}
+CASES = {name: of.MODEL | REAL | {"dim": 128} | case for name, case in CASES.items()}
+ANY_WAY = {"dense": ["plain", "compiled", "fused"], "launch": ["eager", "compiled", "cuda_graph"]}
+SHARE = ({}, {"scope": "attention"})
+
+
+@table()
+def end_to_end(data: Data) -> Grid:
+    """Time of the 10-block model with another attention divided by its time with `fused3s_paper`, by precision of the
+    layers outside attention, d = 128, one head: geometric mean over n of six real graphs; CPU-bound times are left out.
+    "Casts": q, k and v come in that precision, and attention of another type casts them; else the projection computes
+    in 16 bits where layers or attention do, and writes the type that attention reads. "Without attention": the time of
+    `csr_unfused` divided by its part outside attention, so that no kernel can gain more. Last line: the fastest way of
+    all others, `fused3s_paper` included, over the fastest way of `fused3s`; in fp16 this is the fused dense block in a
+    CUDA graph."""
+    others = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
+    paper = captions("Figure 8(c)")
+    paper["dgl"] = paper["csr_unfused"]
+    lines: dict[str, Cell] = {}
+    for name in others:
+        whose = " over DGL" * (name == "csr_unfused")
+        stated = f" (in the paper{whose} {paper[name]:g})" if name in paper else ""
+        for launch, way in {f"eager{stated}": of.EAGER, "CUDA graph": of.GRAPH}.items():
+            lines[f"`{name}`, {launch}"] = _of_column(of.PAPER | way, way | {"backend": name})
+    compiled = {"backend": "pyg", "launch": "compiled"}
+    lines["`pyg`, compiled with its blocks, over eager"] = _of_column(of.PAPER | of.EAGER, compiled)
+    lines["`csr_unfused` without attention"] = _without_attention
+    lines["fastest of all others over `fused3s`"] = _fastest_over_ours
+    return Grid("over `fused3s_paper`", lines, {name: case | {"dataset": SIX_GRAPHS} for name, case in CASES.items()})
+
+
+def _of_column(ours: Where, theirs: Where) -> Cell:
+    return lambda data, column: over(ours, theirs, mean_of_real)(data, column)
+
+
+def _without_attention(data: Data, column: Where) -> str:
+    shares = data.pairs(column | {"backend": "csr_unfused"}, *SHARE)
+    return mean_of_real(shares.assign(ratio=1 / (1 - shares["ratio"])))
+
+
+def _fastest_over_ours(data: Data, column: Where) -> str:
+    rows = data.pick(column | ANY_WAY)
+    rows = rows[rows["status"].isin(COUNTED)]
+    is_ours = rows["backend"] == "fused3s"
+    ours, others = (rows[side].groupby("dataset")["value"].min() for side in (is_ours, ~is_ours))
+    ratios = (others / ours).dropna()
+    return f"**{mean(ratios):.2f}** (n = {len(ratios)})" if len(ratios) else "-"
+
+
+@table()
+def attention_shares(data: Data) -> Grid:
+    """Share of attention in a pass of the 10-block model in a CUDA graph, by attention and precision of the layers
+    outside it, d = 128, one head. The last two graphs are batches of 1,024 molecules."""
+    columns = {
+        f"`{name}`, {case}": over(*(where | {"backend": name} | side for side in SHARE), form=".0%")
+        for name in ("csr_unfused", "fused3s_paper")
+        for case, where in CASES.items()
+    }
+    return Grid("graph", {name: {"dataset": name} for name in SIX_GRAPHS}, columns)
 
 
 @table("Training steps")

@@ -100,12 +100,17 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """`value` (or [low, high]) against the mean ratio of each of `cases`; `codes`: that of the authors' codes.
 
     `times`: of the paper's own times, whose mean over the same graphs takes the place of `value`. `half`: of the graphs
-    that gain, which are a third to two thirds of all.
+    that gain, which are a third to two thirds of all. `instead`: cases that are judged if none of `cases` was measured,
+    and else told beside them; with `stand_in` they are of another code than the paper's, and get no verdict.
     """
+    cases, beside = spec["cases"], spec.get("instead", {})
+    is_instead = all(quiet(pairs(data, case)).empty for case in cases.values())
+    if is_instead:
+        cases, beside = beside or cases, {}
     paper = pairs(data, spec["times"]).set_index("dataset")["ratio"] if "times" in spec else pd.Series()
     limits = spec["value"] if isinstance(spec["value"], list) else [spec["value"]]
     verdicts, on_real, texts, means = [], [], [], []
-    for name, pair in spec["cases"].items():
+    for name, pair in cases.items():
         found = pairs(data, pair, noise)
         if quiet(found).empty:  # the default run of the figures does not measure every case
             continue
@@ -128,15 +133,19 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         both = [
             f"{ours:.2f}x, {theirs:.2f}x{kind}" for kind, (ours, theirs) in zip(("", " (real)"), same, strict=False)
         ]
-        beside = f"; on the paper's graphs here, published: {'; '.join(both)}{_ranks(some[0], paper)}"
-        texts.append(text + beside * bool(both))
+        published = f"; on the paper's graphs here, published: {'; '.join(both)}{_ranks(some[0], paper)}"
+        texts.append(text + published * bool(both))
     if not texts:
         return NOT_RECORDED
+    told = {name: pairs(data, case) for name, case in beside.items()}
+    texts += [f"{name}: {describe(found)}" for name, found in told.items() if not quiet(found).empty]
     codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()
     theirs = f"{describe(codes)}: {near(*_beside(by_graph(codes), paper, limits))}" if len(codes) else "-"
     rewritten = pairs(data, spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
     factor = f"{mean(by_graph(rewritten)['ratio']):.2f}" if len(rewritten) else ""
     why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
+    if is_instead and spec.get("stand_in"):
+        return Finding(MISSING, "; ".join(texts), theirs)
     real_alone = worst(on_real) if on_real else "-"
     return Finding(worst(verdicts), "; ".join(texts), theirs, real_alone, why, tuple(means))
 
@@ -202,7 +211,8 @@ def judge_holds(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
 def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """The mean of the first case is above that of each other one, over all graphs and over real ones.
 
-    Cases that have pairs of the same `same` columns in common are compared on those alone.
+    Cases that have pairs of the same `same` columns in common are compared on those alone. `least`: graphs of a
+    mean, by default one.
     """
     found = {name: quiet(pairs(data, case)) for name, case in spec["cases"].items()}
     if any(rows.empty for rows in found.values()):
@@ -213,9 +223,9 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         found = {name: rows[key.isin(common)] for (name, rows), key in zip(found.items(), keys, strict=True)}
     texts, verdicts = [], []
     for kind, some in (("", found), ("real ", {name: real(rows) for name, rows in found.items()})):
-        if any(rows.empty for rows in some.values()):
-            continue
         some = {name: by_graph(rows) for name, rows in some.items()}
+        if any(len(rows) < spec.get("least", 1) for rows in some.values()):
+            continue
         means = {name: mean(rows["ratio"]) for name, rows in some.items()}
         first, *others = means.values()
         verdicts.append(YES if all(other < first * noise for other in others) else NO)

@@ -27,7 +27,7 @@ from report.rows import recorded
 from report.tables import TABLES, render
 
 RECORDED = Path("results")
-WITH_BLOCKS = Path("README.md"), Path("docs/limits.md"), Path("docs/benchmarks.md")
+WITH_BLOCKS = tuple(map(Path, ("README.md", "docs/limits.md", "docs/benchmarks.md", "docs/differences.md")))
 PIXELS = 0.001  # share of the pixels of a figure that may differ: another build of a library rounds otherwise
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

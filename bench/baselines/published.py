@@ -7,9 +7,10 @@
     published_dfgnn_hyper
     turbo_gnn                     turbo_gnn, of Abusagit/Turbo-GNN, with its default parameters
 
-Written for the commits in results/paper/published_codes_nvidia-h200.csv. All take square graphs and compute the forward
-pass alone. All but Turbo-GNN launch on CUDA's default stream, and F3S waits for the GPU in every call: sums of kernel
-durations compare them with others. A wrong output is the code's own, and the benchmark marks it.
+A `source` names the commit that a backend is written for, that of results/paper/published_codes_nvidia-h200.csv. All
+take square graphs and compute the forward pass alone. All but Turbo-GNN launch on CUDA's default stream, and F3S waits
+for the GPU in every call: sums of kernel durations compare them with others. A wrong output is the code's own, and the
+benchmark marks it.
 """
 
 from dataclasses import dataclass
@@ -41,23 +42,23 @@ class PublishedBackend(Backend):
 
     Attributes:
         packages: modules that it imports.
+        source: the repository that builds them.
         on_default_stream: whether it launches on CUDA's default stream, which cannot be captured in a CUDA graph.
     """
 
     packages: tuple[str, ...]
+    source: str
     on_default_stream = True
     autograd = False
     traceable = False
 
     def unavailable(self, device: torch.device) -> str | None:
-        if not torch.cuda.is_available() or device.type != "cuda":
-            return NO_GPU
         try:
             for name in self.packages:
                 import_module(name)
         except (ImportError, OSError) as error:
-            return f"its authors' package cannot be imported ({error}); build it as its repository describes"
-        return None
+            return f"its authors' package cannot be imported ({error}); build it from {self.source}"
+        return None if torch.cuda.is_available() and device.type == "cuda" else NO_GPU
 
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
         if dtype != self.computes_in or head_dim not in WIDTHS:
@@ -94,6 +95,7 @@ class PublishedFused3SBackend(PublishedBackend):
     name = "published_fused3s"
     summary = "the Fused3S authors' own kernel (F3S, scheduled and permuted); NVIDIA GPU"
     packages = ("F3S",)
+    source = "github.com/HPCForge/Fused3S, commit 3480ef4"
 
     def prepare(self, indptr: torch.Tensor, indices: torch.Tensor) -> Any:
         nodes, edges = len(indptr) - 1, len(indices)
@@ -113,6 +115,7 @@ class PublishedFused3SBackend(PublishedBackend):
 class PublishedFlashSparseBackend(PublishedBackend):
     summary = "the FlashSparse authors' own kernels; NVIDIA GPU"
     packages = ("FS_Block", "FS_SDDMM", "FS_SpMM", "torch_geometric.utils")
+    source = "github.com/ParCIS/FlashSparse, commit 1687646"
 
     def __init__(self, stable: bool) -> None:
         self.name, self._stable = f"published_flashsparse_{'stable' if stable else 'naive'}", stable
@@ -144,6 +147,7 @@ class PublishedFlashSparseBackend(PublishedBackend):
 class PublishedDFGNNBackend(PublishedBackend):
     summary = "the DF-GNN authors' own kernel; NVIDIA GPU"
     packages = ("fused_gtconv",)
+    source = "github.com/paoxiaode/DF-GNN, commit ca6cf42"
     computes_in = torch.float32
 
     def __init__(self, kind: str) -> None:
@@ -170,6 +174,7 @@ class TurboGNNBackend(PublishedBackend):
     name = "turbo_gnn"
     summary = "Turbo-GNN's graph attention; NVIDIA GPU"
     packages = ("turbo_gnn",)
+    source = "github.com/Abusagit/Turbo-GNN, commit 5a883d2"
     on_default_stream = False
 
     def prepare(self, indptr: torch.Tensor, indices: torch.Tensor) -> Any:

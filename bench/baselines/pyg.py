@@ -12,7 +12,7 @@ takes many torch calls, which are not part of PyG's time.
 
 import importlib.util
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Optional
 
 import torch
@@ -42,14 +42,19 @@ class PyGBackend(Backend):
             return "the package torch_geometric is not installed"
         return None
 
+    @cached_property
+    def layer(self) -> torch.nn.Module:
+        return _attention_layer()
+
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> EdgeIndex:
         indptr, indices = canonical_csr(graph, device)
+        _ = self.layer  # made here: torch.compile cannot trace the definition of a class
         return EdgeIndex(torch.stack([indices.long(), rows_of_edges(indptr)]))
 
     def attend(self, data: EdgeIndex, call: Call) -> torch.Tensor:
         query, key, value, scale, out_dtype, _, edges = call
         size = (key.shape[0], query.shape[0])
-        return _attention_layer()(data.edge_index, size, query, key, value, scale, edges).to(out_dtype)
+        return self.layer(data.edge_index, size, query, key, value, scale, edges).to(out_dtype)
 
 
 @cache

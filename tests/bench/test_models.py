@@ -10,6 +10,7 @@ from broken_backends import REASONS, register_broken
 
 from bench import models
 from bench.models import attention_dtype, cast
+from bench.projection import Projection
 from common.records import Row
 from common.timers import Rounds, Spread
 from configs.bench import BenchConfig
@@ -94,6 +95,80 @@ def test_a_backend_of_another_type_runs_inside_a_model_of_the_configured_one(tmp
     assert 1e-5 < found["sdpa_padded", "plain"].relative_error < 8e-3
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("of_model", "reads"), [(SINGLE, HALF), (HALF, SINGLE), (HALF, HALF), (SINGLE, SINGLE), (SINGLE, BRAIN)]
+)
+def test_a_projection_writes_the_type_that_is_read(of_model, reads, device):
+    linear = torch.nn.Linear(48, 144, bias=False).to(device, of_model)
+    h = torch.randn(37, 48).to(device, of_model)
+    written = Projection(linear, reads)(h)
+    assert (written.dtype, written.shape) == (reads, (37, 144))
+    exact = h.double() @ linear.weight.double().t()
+    coarsest = max(torch.finfo(dtype).eps for dtype in (of_model, reads))
+    torch.testing.assert_close(written.double(), exact, rtol=0, atol=4 * coarsest * exact.abs().max().item())
+
+
+def test_no_backend_casts_what_the_projection_writes_in_any_precision(tmp_path, monkeypatch):
+    read, precisions, compiled = set(), set(), []
+    plan_of, compile_ = models.Width.plan, torch.compile
+
+    def count(graph, inputs):  # tracing shows the same; generating code takes most of a minute
+        compiled.append(graph)
+        return graph
+
+    def plan(width, backend, dtype, out_dtype):
+        made = plan_of(width, backend, dtype, out_dtype)
+
+        def attend(q, k, v, **options):
+            if not torch.compiler.is_compiling():
+                read.add((backend, q.dtype, k.dtype, v.dtype))
+                precisions.add((backend, torch.get_float32_matmul_precision()))
+            return made(q, k, v, **options)
+
+        return attend
+
+    def nothing_to_cast(attention, dtype, model_dtype):
+        attend = cast(attention, dtype, model_dtype)
+
+        def checked(q, k, v, **options):
+            assert (q.dtype, k.dtype, v.dtype) == (dtype,) * 3
+            return attend(q, k, v, **options)
+
+        return checked
+
+    monkeypatch.setattr(models.Width, "plan", plan)
+    monkeypatch.setattr(models, "cast", nothing_to_cast)
+    monkeypatch.setattr(torch, "compile", lambda run, **options: compile_(run, backend=count, **options))
+    modes = "modes={sdpa_padded: [plain], csr_unfused: [plain], pyg: [plain, plain+compiled]}"
+    small = ["graphs=[ogbg-molhiv]", "batch_size=9", "shapes=[1x16]", "blocks=2", "repeats=2", modes]
+    status, rows = run(config("end_to_end_precisions", *small), tmp_path / "r.csv")
+    assert status == 0
+    assert len(compiled) == 3  # the blocks of a precision share one, without a break at attention
+    assert read == {
+        *(("sdpa_padded", HALF, HALF, HALF), ("csr_unfused", SINGLE, SINGLE, SINGLE)),
+        *(("pyg", SINGLE, SINGLE, SINGLE), ("pyg", HALF, HALF, HALF)),
+        ("reference", SINGLE, SINGLE, SINGLE),
+    }
+    # What the logits are compared with is computed in float32, not in TF32.
+    assert {one for one in precisions if one[0] == "reference"} == {("reference", "highest")}
+    assert {precision for backend, precision in precisions if backend == "pyg"} == {"highest", "high"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+    types = {("float32", "float32"), ("float32", "tf32"), ("float16", "float16")}
+    launches = {("sdpa_padded", "eager"), ("csr_unfused", "eager"), ("pyg", "eager"), ("pyg", "compiled")}
+    times = {(row.dtype, row.out_dtype, row.backend, row.launch): row for row in rows if row.metric == "time"}
+    assert {*times} == {(*pair, *way) for pair in types for way in launches}
+    assert {(row.variant, row.status) for row in rows} == {("typed_projection", "ok")}
+    # Layers and attention in float32 err by its rounding alone; 16 bits anywhere show.
+    for (_, out_dtype, backend, _), row in times.items():
+        is_exact = out_dtype != "float16" and backend != "sdpa_padded"
+        assert (row.relative_error < 1e-5) == is_exact, row
+    # Attention has a time of its own, and a share of the pass, unless it is inside compiled code.
+    inside = [row for row in rows if row.scope == "attention"]
+    assert {(row.backend, row.launch) for row in inside} == launches - {("pyg", "compiled")}
+
+
 @pytest.fixture
 def graphs_on_the_cpu(monkeypatch):
     """Executions with a CUDA graph whose replay is an eager pass."""
@@ -152,7 +227,8 @@ def test_inputs_are_cast_and_the_output_has_the_models_type(of_model, inside):
         return (q + k + v).to(out_dtype)
 
     q, k, v = torch.randn(5, 3, 2, 8).to(of_model).unbind(1)  # views with gaps, as a model passes them
-    output = cast(attention, inside)(q, k, v, scale=0.5, out_dtype=of_model)
+    # The model asks for the type of v, which is another one where the projection writes what attention reads.
+    output = cast(attention, inside, of_model)(q, k, v, scale=0.5, out_dtype=inside)
     assert output.dtype == of_model
     torch.testing.assert_close(output, (q + k + v).to(of_model), rtol=2e-3, atol=2e-3)
 

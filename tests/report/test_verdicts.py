@@ -141,6 +141,7 @@ def test_cases_hold_or_not_and_means_fall_or_not():
         assert judge_holds(data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, text, real=YES)
     cases = {"first": PAIR | {"dataset": "graph 0"}, "second": PAIR | {"dataset": "graph 1"}}
     assert [judge_less(data(*pair), {"cases": cases}).verdict for pair in ((3.0, 2.0), (2.0, 3.0))] == [YES, NO]
+    assert judge_less(data(3.0, 2.0), {"cases": cases, "least": 2}).verdict == MISSING  # one graph on each side
 
 
 def test_means_are_to_fall_on_real_graphs_too_and_are_of_the_same_graphs():

@@ -1,15 +1,19 @@
 """The wrappers of the authors' codes, with stand-ins for the functions of their packages."""
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
+from bench_runs import config, run
 
 from bench.baselines import REGISTRY
 from fused3s import UnsupportedGraphError, plan_attention
 from fused3s.graph.csr import CSRPattern
 
+RECORDED = Path(__file__).parents[3] / "results" / "paper" / "published_codes_nvidia-h200.csv"
 NODES, DIM = 37, 64  # 37 is no multiple of 8 or 16
 
 
@@ -137,8 +141,17 @@ def test_what_a_code_cannot_take_is_refused():
     assert "128 or 256 columns" in REGISTRY["turbo_gnn"].unsupported(torch.float16, 16)
 
 
-def test_a_missing_package_is_named(monkeypatch):
+CODES = {"fused3s": "Fused3S", "flashsparse": "FlashSparse", "dfgnn": "DF-GNN tiling", "turbo_gnn": "Turbo-GNN"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_package_is_named_with_the_commit_that_was_measured(monkeypatch, tmp_path, name):
     monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    reason = REGISTRY["published_fused3s"].unavailable(torch.device("cuda"))
-    assert "cannot be imported (No module named 'F3S')" in reason
+    commits = pd.read_csv(RECORDED, dtype=str).drop_duplicates("code").set_index("code")["commit"]
+    code = next(code for part, code in CODES.items() if part in name)
+    settings = config("codes", "shapes=[1x64]", f"backends=[{name}]")
+    status, (row, *_) = run(settings, tmp_path / "codes.csv")
+    assert (status, row.backend, row.status) == (0, name, "unavailable")
+    assert row.reason.startswith("its authors' package cannot be imported (No module named '")
+    assert "; build it from github.com/" in row.reason
+    assert row.reason.endswith(f", commit {commits[code]}")
