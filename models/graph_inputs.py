@@ -66,7 +66,7 @@ class GraphInputs:
         graph_starts: [G] int64, first node of each graph.
         edges: edge inputs of models with edge features, else None.
         random_walk: [N, k] random-walk encoding in the model's dtype, or None.
-        row_weights: as of `data.csr_batches.BatchArrays`, for batch norm; None: no row is padding.
+        row_weights: as of `data.batches.GraphBatch`, for batch norm; None: no row is padding.
     """
 
     features: Tensor

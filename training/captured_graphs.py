@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from data.csr_batches import BatchSize
+from data.batches import BatchSize
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models.padded_batches import PaddedBatches, Room
 from training.captured_batches import Assemble, CapturedBatches, Load
 from training.step import Step
-from training.tasks import Batch, GraphsBatch, GraphsTask
+from training.tasks import Batch, GraphsTask, LazyBatch
 
 
 class CapturedGraphs(CapturedBatches):
@@ -35,16 +35,16 @@ class CapturedGraphs(CapturedBatches):
         def make_slot() -> tuple[Load, Assemble]:
             padded = PaddedBatches(graphs, self.size, model, make_room(self.size, True))
             padded.load(train[:1])  # any that fits
-            return lambda batch: padded.load(batch.ids), lambda: self._batch(padded)
+            return lambda batch: padded.load(batch.key), lambda: self._batch(padded)
 
         super().__init__(step, make_slot)
         self._evaluation: CapturedGraph[Tensor] = capture(
             lambda: step.evaluate(self._batch(self._evaluated)), step.device
         )
 
-    def evaluate(self, batch: GraphsBatch) -> Tensor:
-        self._evaluated.load(batch.ids)
-        rows = self._task.num_rows(batch.ids)
+    def evaluate(self, batch: LazyBatch) -> Tensor:
+        self._evaluated.load(batch.key)
+        rows = self._task.num_rows(batch.key)
         return self._evaluation.replay()[:rows].clone()  # the next replay overwrites it
 
     def _batch(self, padded: PaddedBatches) -> Batch:

@@ -16,7 +16,7 @@ from torch import Tensor
 from configs import TrainConfig
 from data import LoadedGraph
 from data.atomic import only_writer
-from data.csr_batches import BatchSize
+from data.batches import BatchSize
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Attention, GraphModel
 from models.build import build_model

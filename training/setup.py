@@ -7,7 +7,7 @@ import torch
 import fused3s
 from configs import Config, TrainConfig
 from data import LoadedGraph
-from data.csr_batches import BatchSize
+from data.batches import BatchSize
 from models import GraphModel
 from models.metrics import labels_of
 from models.padded_batches import Room, make_room

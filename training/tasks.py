@@ -3,7 +3,7 @@ each."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data import LoadedGraph
-from data.csr_batches import CsrBatches, to_device
+from data.batches import GraphSet, to_device
 from data.packed import rows_of
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
@@ -30,6 +30,25 @@ class Batch:
 
     inputs: GraphInputs
     labels: Tensor
+
+
+class LazyBatch:
+    """A `Batch` whose tensors are made on first use: a captured step reads the key alone.
+
+    Attributes:
+        key: what decides them: ids of graphs [B], or a sample.
+    """
+
+    def __init__(self, key: Any, inputs: Callable[[], GraphInputs], labels: Callable[[], Tensor]) -> None:
+        self.key, self._inputs, self._labels = key, inputs, labels
+
+    @cached_property
+    def inputs(self) -> GraphInputs:
+        return self._inputs()
+
+    @cached_property
+    def labels(self) -> Tensor:
+        return self._labels()
 
 
 Forward = Callable[[Batch], Tensor]
@@ -100,7 +119,7 @@ class GraphsTask:
         self.metric = metric
         model.check_features(loaded.graph)
         self.device = model.device
-        self.graphs = CsrBatches(loaded, batch_size, self.device)
+        self.graphs = GraphSet(loaded, self.device)
         self.sizes = {part: len(ids) for part, ids in loaded.splits.items()}
         self.ids = self._graphs_of(loaded)
         self.targets = Targets.of(labels[loaded.splits["train"]]) if metric in OF_TARGETS else None
@@ -112,7 +131,7 @@ class GraphsTask:
         self.kept = list(self._batches("valid", None))  # the same in each epoch
         self.inputs(self.ids["train"][:1].numpy())  # a backend that cannot run is an error now
 
-    def batches(self, seed: list[int]) -> "Iterator[GraphsBatch]":
+    def batches(self, seed: list[int]) -> Iterator[LazyBatch]:
         return self._batches("train", seed)
 
     def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
@@ -150,8 +169,9 @@ class GraphsTask:
         ids = np.random.default_rng(seed).permutation(ids)
         return [ids[first : first + self.batch_size] for first in range(0, len(ids), self.batch_size)]
 
-    def _batches(self, part: str, seed: list[int] | None) -> "Iterator[GraphsBatch]":
-        return (GraphsBatch(self, ids) for ids in self.order(part, seed))
+    def _batches(self, part: str, seed: list[int] | None) -> Iterator[LazyBatch]:
+        for ids in self.order(part, seed):
+            yield LazyBatch(ids, partial(self.inputs, ids), partial(self.labels_of, ids))
 
 
 class NodesOfGraphsTask(GraphsTask):
@@ -179,18 +199,3 @@ class NodesOfGraphsTask(GraphsTask):
                 )
             found[part] = torch.from_numpy(np.flatnonzero(counts))
         return found
-
-
-class GraphsBatch:
-    """A `Batch` of the graphs `ids` [B] with lazy tensors: a captured step reads the ids alone."""
-
-    def __init__(self, task: GraphsTask, ids: np.ndarray) -> None:
-        self._task, self.ids = task, ids
-
-    @cached_property
-    def inputs(self) -> GraphInputs:
-        return self._task.inputs(self.ids)
-
-    @cached_property
-    def labels(self) -> Tensor:
-        return self._task.labels_of(self.ids)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.timers import mark, milliseconds_between
-from data.csr_batches import CsrBatch, CsrBatches, GraphRange
+from data.batches import GraphRange, GraphSet
 from data.prefetch import made_ahead
 from fused3s import AttentionPlan
 from fused3s.graph.csr import CSRPattern
@@ -30,18 +30,19 @@ Passes = Iterator[tuple[GraphRange, Callable[[], Tensor]]]  # each batch, and it
 Take = Callable[[GraphRange, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
 
 
-def replays(graphs: CsrBatches, padded: PaddedBatches, execution: Execution) -> Passes:
+def replays(ranges: Iterable[GraphRange], padded: PaddedBatches, execution: Execution) -> Passes:
     """Replays of one CUDA graph for all batches, which `padded` has room for."""
 
     def replay(batch: GraphRange) -> Tensor:
         padded.load(np.arange(batch.first, batch.last))
         return execution.run()
 
-    return ((batch, partial(replay, batch)) for batch in graphs.ranges())
+    return ((batch, partial(replay, batch)) for batch in ranges)
 
 
 def eager_passes(
-    batches: Iterable[CsrBatch],
+    graphs: GraphSet,
+    ranges: Iterable[GraphRange],
     model: GraphModel,
     plan: Callable[[CSRPattern], AttentionPlan],
     forward: Callable[[GraphInputs], Tensor],
@@ -52,7 +53,8 @@ def eager_passes(
     """Eager passes, with a plan for each batch.
 
     Args:
-        batches: on the model's device, assembled on its current stream, from arrays that the caller's stream wrote.
+        graphs: whose batches are on the model's device, from arrays that the caller's stream wrote.
+        ranges: the graphs of each batch.
         stream: on a GPU, the one that batches are assembled and planned on while passes run on the current one.
         by_thread: whether a thread assembles and plans ahead. Else the thread that queues the forward passes does so
             between them, which suits work that is launches only: two threads would wait for each other.
@@ -61,17 +63,14 @@ def eager_passes(
     if stream:
         stream.wait_stream(torch.cuda.current_stream(stream.device))  # the arrays may not be there yet
 
-    def prepared() -> Iterator[tuple[CsrBatch, GraphInputs]]:
-        left = iter(batches)
-        while True:
+    def prepared() -> Iterator[tuple[GraphRange, GraphInputs]]:
+        for each in ranges:
             with torch.inference_mode(), torch.cuda.stream(stream):  # of the thread that takes the next batch
-                batch = next(left, None)
-                if batch is None:
-                    return
+                batch = graphs.slice(each)
                 inputs = model.prepare_batch(batch, plan(pattern_of(batch)))
                 if stream:
                     stream.synchronize()  # the forward pass, on another stream, finds its inputs complete
-            yield batch, inputs
+            yield each, inputs
 
     with made_ahead(prepared(), MADE_AHEAD) if by_thread else nullcontext(prepared()) as each:
         for batch, inputs in each:

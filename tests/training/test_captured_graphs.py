@@ -67,7 +67,7 @@ def test_the_loss_and_gradients_of_a_padded_batch_are_those_of_its_graphs(
     trainer.step.clip_norm = None
     assert trainer.captured
     for batch in trainer.task.batches([0, 1]):  # of 4, 4 and 2 graphs
-        expected = loss_of_graphs(model, graphs, batch.ids.tolist())
+        expected = loss_of_graphs(model, graphs, batch.key.tolist())
         assert trainer.runner(batch).item() == pytest.approx(expected.item(), rel=1e-5)
         gradients = torch.autograd.grad(expected, list(model.parameters()))
         for parameter, gradient in zip(trainer.step.model.parameters(), gradients, strict=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fused3s
-from data import csr_batches
+from data import batches
 from data.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
@@ -135,7 +135,7 @@ def test_each_replay_drops_other_weights(nodes, gpu_config, trained, tmp_path):
 
 def test_batches_assembled_beside_a_step_have_the_same_bits(graphs, gpu_config, trained, tmp_path, monkeypatch):
     """Also with dropout, other batches in each epoch, and batches between them that do not fit and run eagerly."""
-    monkeypatch.setattr(csr_batches, "SPREAD", 0.0)
+    monkeypatch.setattr(batches, "SPREAD", 0.0)
     config = gpu_config(model__dropout=0.3, model__attention_dropout=0.3, data__batch_size=2, training__epochs=30)
     ahead, _ = trained(config, graphs, tmp_path / "ahead")
     assert 0 < ahead.runner.num_eager < 100  # of 150 steps

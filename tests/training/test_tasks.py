@@ -46,7 +46,7 @@ def test_a_batch_has_the_labels_of_its_nodes(nodes_of_graphs, make_config, tmp_p
     task = Trainer(make_config(data__batch_size=3), nodes_of_graphs, tmp_path, seed=0).task
     parts = nodes_of_graphs.labels.tensor_split(nodes_of_graphs.graph_sizes.cumsum(0)[:-1])
     for batch in task.batches([0, 1]):
-        assert torch.equal(batch.labels, torch.cat([parts[graph] for graph in batch.ids]))
+        assert torch.equal(batch.labels, torch.cat([parts[graph] for graph in batch.key]))
         assert len(batch.inputs.features) == len(batch.labels)
 
 
