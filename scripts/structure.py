@@ -24,7 +24,7 @@ COMMANDS = {
 }
 NO_ROOM = {"docs", "examples", "tests"}  # folders of Python files that no script imports
 RUN_BY_NAME = ("__main__", "__mp_main__")  # the script itself
-COUNTED_LINES = ("bench", "report", "configs", "scripts", "inference", "models/inference", "common")
+COUNTED_LINES = ("bench", "report", "configs", "scripts", "common")
 
 
 def arguments(command: str, folder: str) -> list[str]:

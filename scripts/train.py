@@ -39,13 +39,13 @@ from data import LoadedGraph
 from models import CheckpointError
 from models.machine import check_machine, resolve_device
 from models.metrics import METRICS
-from training import Trainer, TrainingError, TrainResult
-from training.rows import curve_rows, learning_curve, run_rows
-from training.setup import resolve_precision
+from models.training import Trainer, TrainingError, TrainResult
+from models.training.rows import curve_rows, learning_curve, run_rows
+from models.training.setup import resolve_precision
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
-# Keys that do not name a run: the data set does, or it may change when a run is continued (`training.checkpoint`).
+# Keys that do not name a run: the data set does, or it may change when a run is continued (`checkpoint.py`).
 NO_OTHER_RUN = ("data.name", "data.path", "data.source", "data.root")
 NO_OTHER_RUN += ("runtime.seed", "training.seeds", "training.checkpoint_seconds")
 OF_RUN = attrgetter("device", "config_sha", "data_sha256", "checkpoint", "variant", "region", "metric", "value")

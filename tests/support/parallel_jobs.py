@@ -30,6 +30,7 @@ from fused3s.backends.reference import ReferenceBackend
 from fused3s.runtime.cuda_graph import CaptureError, capture
 from fused3s.terms.dropout import Dropout
 from models import GraphTransformer
+from models.training import EpochRecord, TrainingError, TrainResult
 from parallel import (
     Group,
     Part,
@@ -48,7 +49,6 @@ from parallel.inputs import prepare_part
 from parallel.passes import SplitPasses
 from parallel.training import RankTrainer
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
-from training import EpochRecord, TrainingError, TrainResult
 
 # Imported here, once for all ranks: tensorboard and DGL take seconds.
 import_dgl()
@@ -261,7 +261,7 @@ def train_captured(
 ) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor], str, int]:
     """As `train`, with a captured step; also the reason, and the number of graphs that the group must free."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.step.capture_step", CalledAgain)
+        patch.setattr("models.training.step.capture_step", CalledAgain)
         patch.setattr(CalledAgain, "FAILING", failing)
         patch.setattr(RankTrainer, "_capture_refused", lambda trainer: None)
         config = TrainConfig.model_validate(settings)

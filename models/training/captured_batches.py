@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models.second_stream import SecondStream
-from training.step import Step
-from training.tasks import Batch, Task
+from models.training.step import Step
+from models.training.tasks import Batch, Task
 
 Load = Callable[[Any], bool]  # queues the copy of a batch's ids; returns False, without a change, if it does not fit
 Assemble = Callable[[], Batch]  # of what was loaded last, in tensors of one size

@@ -17,7 +17,7 @@ from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
 from models.metrics import OF_TARGETS, UNKNOWN
 from models.padded_batches import PaddedBatches
-from training.targets import Targets
+from models.training.targets import Targets
 
 PARTS = ("train", "valid", "test")
 EVALUATED = 4  # ratio of batches of evaluation, whose activations are not kept, to those of a step

@@ -11,8 +11,8 @@ from data.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
 from models.second_stream import SecondStream
-from training import Trainer, tasks
-from training.captured_batches import CapturedBatches
+from models.training import Trainer, tasks
+from models.training.captured_batches import CapturedBatches
 
 pytestmark = pytest.mark.gpu
 

@@ -18,9 +18,9 @@ from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models.graph_inputs import pattern_of
 from models.metrics import UNKNOWN
 from models.padded_batches import Room
-from training.captured_batches import Assemble, CapturedBatches, Load
-from training.step import Step
-from training.tasks import Batch, LazyBatch, NodesTask
+from models.training.captured_batches import Assemble, CapturedBatches, Load
+from models.training.step import Step
+from models.training.tasks import Batch, LazyBatch, NodesTask
 
 THREADS, MADE_AHEAD = 4, 8  # that draw samples; samples that are drawn while others are used
 TRIED, ROOM = 8, 1.1  # samples that are drawn to choose the padded size, and its ratio to the largest of them
@@ -93,7 +93,7 @@ class CapturedSamples(CapturedBatches):
     """`CapturedBatches` of samples, packed and padded; a CUDA graph evaluates the whole graph.
 
     Args:
-        make_room: as of `training.captured_graphs.CapturedGraphs`, which has this attribute, too.
+        make_room: as of `models.training.captured_graphs.CapturedGraphs`, which has this attribute, too.
 
     Raises:
         CaptureError: no refillable plan supports the model's heads, or a layer waits for the GPU.

@@ -25,23 +25,23 @@ from models.machine import resolve_device
 from models.metrics import score
 from models.padded_batches import Room, padding_refused
 from models.trained_weights import TrainedWeights, save_weights
-from training.checkpoint import Best, identity, load_state, save_state
-from training.errors import TrainingError
-from training.log import LOG, EpochRecord, TrainingLog, is_log
-from training.losses import loss_for
-from training.optimiser import learning_rate, make_optimiser, set_learning_rate
-from training.precision import WorkingCopy
-from training.setup import make_task, plan_for_training, resolve_precision, room_for_training
-from training.step import CapturedStep, Step
-from training.tasks import Task
+from models.training.checkpoint import Best, identity, load_state, save_state
+from models.training.errors import TrainingError
+from models.training.log import LOG, EpochRecord, TrainingLog, is_log
+from models.training.losses import loss_for
+from models.training.optimiser import learning_rate, make_optimiser, set_learning_rate
+from models.training.precision import WorkingCopy
+from models.training.setup import make_task, plan_for_training, resolve_precision, room_for_training
+from models.training.step import CapturedStep, Step
+from models.training.tasks import Task
 
 INITIAL_SHARE = 0.05  # of the initial weights in the average at the end of a run, above which there is a warning
 LAST, BEST = "last.pt", "best.safetensors"
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from training.captured_graphs import CapturedGraphs
-    from training.samples import CapturedSamples
+    from models.training.captured_graphs import CapturedGraphs
+    from models.training.samples import CapturedSamples
 
     Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
 
@@ -73,7 +73,7 @@ class Trainer:
 
         last.pt                         state of the run, every training.checkpoint_seconds
         best.safetensors, best.json     weights of the epoch with the best validation metric (`models.trained_weights`)
-        metrics.csv, tensorboard/       `training.log`
+        metrics.csv, tensorboard/       `models.training.log`
 
     Args:
         config: the resolved configuration.
@@ -335,8 +335,8 @@ class Trainer:
             try:
                 if self.task.static is not None:
                     return CapturedStep(self.step, self.task.static), chosen
-                from training.captured_graphs import CapturedGraphs  # on use: of several batches on a GPU
-                from training.samples import CapturedSamples, SampledNodesTask
+                from models.training.captured_graphs import CapturedGraphs  # on use: of several batches on a GPU
+                from models.training.samples import CapturedSamples, SampledNodesTask
 
                 capture = CapturedSamples if isinstance(self.task, SampledNodesTask) else CapturedGraphs
                 runner = capture(self.step, self.task, self._room)

@@ -11,7 +11,7 @@ from data.batches import BatchSize
 from models import GraphModel
 from models.metrics import labels_of
 from models.padded_batches import Room, make_room
-from training.tasks import PARTS, GraphsTask, NodesOfGraphsTask, NodesTask, Plan, Task
+from models.training.tasks import PARTS, GraphsTask, NodesOfGraphsTask, NodesTask, Plan, Task
 
 
 def checked_labels(loaded: LoadedGraph) -> tuple[torch.Tensor, str]:
@@ -50,7 +50,7 @@ def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainC
                 f"training.sampler = 'neighbor' and {meta.name}: a collection of graphs, whose batches are whole "
                 "graphs; use none"
             )
-        from training.samples import SampledNodesTask  # on use
+        from models.training.samples import SampledNodesTask  # on use
 
         return SampledNodesTask(batch_size, training.fan_out, loaded, labels, metric, model, plan)
     if meta.task == "graph":

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 
 from models import GraphTransformer
 from models.metrics import score_on_test
+from models.training import Trainer
+from models.training.rows import run_rows
+from models.training.targets import Targets
+from models.training.tasks import PARTS
 from parallel.training import RankStep
-from training import Trainer
-from training.rows import run_rows
-from training.targets import Targets
-from training.tasks import PARTS
 
 LONG = {"training__epochs": 20, "training__lr": 0.02, "training__checkpoint_seconds": 30.0, "data__batch_size": 5}
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 import fused3s
 from models.build import build_model
-from training import Trainer
+from models.training import Trainer
 
 SAMPLES = {"training__sampler": "neighbor", "data__batch_size": 4}
 

@@ -10,7 +10,7 @@ from configs import TrainConfig
 from data import GraphMeta, LoadedGraph
 from data.dgl import import_dgl
 from data.random_walk import random_walk_encoding
-from training import Trainer
+from models.training import Trainer
 
 NODES, COLUMNS, CLASSES = 37, 6, 3  # not a multiple of 16
 GRAPHS, TASKS = 24, 2

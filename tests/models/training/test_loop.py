@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from models import GraphTransformer
 from models.metrics import score_on_test
-from training import Trainer, TrainingError
-from training.vectors import WeightVector
+from models.training import Trainer, TrainingError
+from models.training.vectors import WeightVector
 
 
 def log_of(folder):
@@ -97,7 +97,7 @@ def test_an_average_that_stays_at_the_initial_weights_is_told(nodes, make_config
     """0.95 to the power of 60 steps is 5 %, 0.96 to it is 9 %."""
     for ema in (0.0, 0.951, 0.96):
         Trainer(make_config(training__ema=ema, training__epochs=60), nodes, tmp_path, seed=0)
-    (message,) = [record.message for record in caplog.records if record.name == "training.loop"]
+    (message,) = [record.message for record in caplog.records if record.name == "models.training.loop"]
     assert message.startswith("training.ema = 0.96: after all 60 steps the averaged weights are still to 9%")
     assert "at most 0.951" in message
 

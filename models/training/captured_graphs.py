@@ -7,9 +7,9 @@ from torch import Tensor
 from data.batches import BatchSize
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models.padded_batches import PaddedBatches, Room
-from training.captured_batches import Assemble, CapturedBatches, Load
-from training.step import Step
-from training.tasks import Batch, GraphsTask, LazyBatch
+from models.training.captured_batches import Assemble, CapturedBatches, Load
+from models.training.step import Step
+from models.training.tasks import Batch, GraphsTask, LazyBatch
 
 
 class CapturedGraphs(CapturedBatches):

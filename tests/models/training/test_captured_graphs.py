@@ -15,7 +15,7 @@ import fused3s
 from models import GraphTransformer
 from models.padded_batches import padding_refused
 from models.second_stream import SecondStream
-from training import Trainer, captured_batches, captured_graphs, samples, step, tasks
+from models.training import Trainer, captured_batches, captured_graphs, samples, step, tasks
 
 
 @pytest.fixture
