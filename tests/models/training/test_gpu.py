@@ -11,7 +11,7 @@ from data.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
 from models.second_stream import SecondStream
-from models.training import Trainer, tasks
+from models.training import Trainer
 from models.training.captured_batches import CapturedBatches
 
 pytestmark = pytest.mark.gpu
@@ -49,69 +49,6 @@ def test_a_captured_step_is_the_eager_step(request, gpu_config, trained, tmp_pat
         assert record.loss == pytest.approx(other.loss, rel=2e-2)
         assert record.valid_loss == pytest.approx(other.valid_loss, rel=2e-2)
     assert records[-1].loss < records[0].loss
-
-
-@pytest.mark.parametrize("heads", [1, 4])
-def test_captured_batches_train_as_the_reference_on_the_cpu(graphs, gpu_config, make_config, trained, tmp_path, heads):
-    """Weights and losses of a few steps, in KV tiles and edge by edge."""
-    options = {"data__batch_size": 4, "model__dim": 64, "model__heads": heads, "training__epochs": 2}
-    options |= {"training__optimizer": "sgd", "training__lr": 0.1}
-    captured, records = trained(gpu_config(**options), graphs, tmp_path / "captured")
-    exact, expected = trained(make_config(**options), graphs, tmp_path / "exact")  # float32 layers, float64 attention
-    assert (captured.captured, captured.runner.num_eager) == (True, 0)
-    for record, other in zip(records, expected, strict=True):
-        assert record.loss == pytest.approx(other.loss, rel=2e-2)
-    weights, others = (
-        torch.cat([each.detach().float().flatten().cpu() for each in trainer.step.model.parameters()])
-        for trainer in (captured, exact)
-    )
-    assert (weights - others).norm() < 2e-2 * others.norm()
-
-
-@pytest.mark.parametrize("dense", ["plain", "compiled"])
-def test_captured_batches_of_molecules_train_as_the_reference_on_the_cpu(
-    molecules, gpu_config, make_config, trained, tmp_path, dense
-):
-    """Edge features, whose gradient must not count the padding, and batch norm, whose statistics must not."""
-    options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "training__epochs": 2}
-    options |= {"model__norm": "batch", "model__edge_features": "bias", "model__random_walk": 3}
-    options["model__virtual_node"] = dense == "plain"
-    options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__precision": "float32"}
-    captured, records = trained(gpu_config(**options, runtime__dense=dense), molecules, tmp_path / "captured")
-    exact, expected = trained(make_config(**options), molecules, tmp_path / "exact")
-    assert (captured.captured, captured.runner.num_eager) == (True, 0)
-    for record, other in zip(records, expected, strict=True):
-        assert record.loss == pytest.approx(other.loss, rel=2e-2)
-    for name, tensor in captured.step.model.state_dict().items():
-        torch.testing.assert_close(tensor.cpu(), exact.step.model.state_dict()[name], atol=5e-3, rtol=2e-2)
-
-
-@pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv"])
-def test_captured_samples_train_as_the_reference_on_the_cpu(nodes, gpu_config, make_config, trained, tmp_path, kind):
-    options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "model__kind": kind, "training__epochs": 2}
-    options |= {"training__sampler": "neighbor", "training__fan_out": (3, 2), "training__precision": "float32"}
-    options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__ema": 0.5}
-    captured, records = trained(gpu_config(**options), nodes, tmp_path / "captured")
-    _, expected = trained(make_config(**options), nodes, tmp_path / "exact")
-    assert captured.captured
-    assert captured.runner.num_eager < 8
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
-
-
-@pytest.mark.parametrize("data_set", ["nodes_of_graphs", "targets"])
-def test_captured_batches_of_nodes_and_targets_train_as_the_reference_on_the_cpu(
-    request, gpu_config, make_config, trained, tmp_path, monkeypatch, data_set
-):
-    monkeypatch.setattr(tasks, "EVALUATED", 1)
-    loaded = request.getfixturevalue(data_set)
-    options = {"data__batch_size": 4, "model__dim": 64, "model__heads": 4, "training__epochs": 2}
-    options |= {"training__optimizer": "sgd", "training__lr": 0.1, "training__precision": "float32"}
-    captured, records = trained(gpu_config(**options), loaded, tmp_path / "captured")
-    _, expected = trained(make_config(**options), loaded, tmp_path / "exact")
-    assert (captured.captured, captured.runner.num_eager) == (True, 0)
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
 
 
 @pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"])
