@@ -60,20 +60,6 @@ class GraphBatch:
         return dgl_graph(self.indptr.to(self.col.dtype), self.col, sizes, features, of_edges)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphRange:
-    """The graphs `first` .. `last` - 1 of a collection.
-
-    Attributes:
-        first_row, last_row: their rows among the outputs of all graphs: nodes of a node task, graphs of a graph task.
-    """
-
-    first: int
-    last: int
-    first_row: int
-    last_row: int
-
-
 @dataclass(frozen=True)
 class BatchSize:
     """Sizes to which batches are padded.
@@ -178,18 +164,13 @@ class GraphSet:
                 raise ValueError(f"seed: got {seed!r}; integers of 0 or more are needed, one or several") from error
         return (self.batch(ids[first : first + batch_size]) for first in range(0, ids.size, batch_size))
 
-    def ranges(self, batch_size: int) -> list[GraphRange]:
-        """All graphs in their order, `batch_size` at a time."""
-        found, are_rows = [], self.meta.task == "graph"
-        for first in range(0, len(self), batch_size):
-            last = min(first + batch_size, len(self))
-            first_row, last_row = (first, last) if are_rows else self._first_node[[first, last]].tolist()
-            found.append(GraphRange(first=first, last=last, first_row=first_row, last_row=last_row))
-        return found
+    def num_rows(self, ids: np.ndarray) -> int:
+        """Rows of the output for the graphs `ids` [B]: graphs of a graph task, nodes of a node task."""
+        return len(ids) if self.meta.task == "graph" else int(self.sizes[ids].sum())
 
-    def slice(self, graphs: GraphRange) -> GraphBatch:
+    def slice(self, graphs: range) -> GraphBatch:
         """Graphs that follow one another, queued on the current stream of the device."""
-        first, last = graphs.first, graphs.last
+        first, last = graphs.start, graphs.stop
         node, last_node = self._first_node[[first, last]].tolist()
         edge, last_edge = self._first_edge[[first, last]].tolist()
         return GraphBatch(

@@ -13,7 +13,7 @@ import fused3s
 from common.cli import console, progress
 from configs import Config
 from data import LoadedGraph
-from data.batches import GraphRange, GraphSet
+from data.batches import GraphSet
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
@@ -35,7 +35,8 @@ class AllBatches(Source):
         self.model.check_features(loaded.graph)
         size = config.data.graphs_per_batch(loaded.meta.num_graphs, loaded.meta.num_nodes)
         self._graphs, self._size = GraphSet(loaded, device), size
-        self._ranges = self._graphs.ranges(size)
+        count = len(self._graphs)
+        self._ranges = [range(first, min(first + size, count)) for first in range(0, count, size)]
         self._first = self._graphs.slice(self._ranges[0])
         self._padded: PaddedBatches | None = None
         # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
@@ -61,14 +62,14 @@ class AllBatches(Source):
             return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
         if refused := padding_refused(self.model, backend, self.config.attention.reorder, graphs):
             return refused
-        size = graphs.largest_size([np.arange(each.first, each.last) for each in self._ranges])
+        size = graphs.largest_size([*map(np.array, self._ranges)])
         shape = {"dtype": self.dtype, "head_dim": model.head_dim, "num_heads": model.heads, "backward": False}
         shape["edge_data"] = model.edge_features != "none"
         try:
             padded = PaddedBatches(graphs, size, self.model, make_room(size, device=self.device, **shape))
         except CaptureError as error:
             return str(error)
-        padded.load(np.arange(self._ranges[0].last))
+        padded.load(np.array(self._ranges[0]))
         self._padded = padded
         return None
 
@@ -86,10 +87,10 @@ class AllBatches(Source):
         step = max(1, num_batches // 20)  # a batch takes a millisecond
         with progress(num_batches) as advance:
 
-            def take(batch: GraphRange, logits: Tensor) -> None:
+            def take(batch: range, logits: Tensor) -> None:
                 parts.append(logits)
                 if len(parts) % step == 0 or len(parts) == num_batches:
-                    advance(f"graph {batch.last:,} of {len(graphs):,}", (len(parts) - 1) % step + 1)
+                    advance(f"graph {batch.stop:,} of {len(graphs):,}", (len(parts) - 1) % step + 1)
 
             timed = run_set(passes, take, self.device, self.config.runtime.repeats)
         run = SetRun(timed, len(graphs), num_batches, self._size, graphs.kept_on)

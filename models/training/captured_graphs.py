@@ -44,7 +44,7 @@ class CapturedGraphs(CapturedBatches):
 
     def evaluate(self, batch: LazyBatch) -> Tensor:
         self._evaluated.load(batch.key)
-        rows = self._task.num_rows(batch.key)
+        rows = self._task.graphs.num_rows(batch.key)
         return self._evaluation.replay()[:rows].clone()  # the next replay overwrites it
 
     def _batch(self, padded: PaddedBatches) -> Batch:

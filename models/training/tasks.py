@@ -148,10 +148,6 @@ class GraphsTask:
         labels, further = self.labels[batch.ids], batch.size.all_graphs - batch.size.graphs
         return torch.cat([labels, self.labels[-1:].expand(further, *labels.shape[1:])])
 
-    def num_rows(self, ids: np.ndarray) -> int:
-        """Rows of the output for the graphs `ids` [B]."""
-        return ids.size
-
     def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
         """Ids of the graphs of each split."""
         return loaded.splits
@@ -182,9 +178,6 @@ class NodesOfGraphsTask(GraphsTask):
 
     def padded_labels(self, batch: PaddedBatches) -> Tensor:
         return self.labels[batch.node_ids]
-
-    def num_rows(self, ids: np.ndarray) -> int:
-        return int(self.graphs.sizes[ids].sum())
 
     def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
         sizes = self.graphs.sizes

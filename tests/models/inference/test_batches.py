@@ -51,11 +51,11 @@ def reference_plan(graph, device=CPU, **options):
 
 def logits_of_all(passes, device=CPU):
     """Logits of all graphs in their order, and the pass."""
-    rows, parts = [0], []
+    ends, parts = [0], []
 
     def take(batch, logits):
-        assert batch.first_row == rows[-1]
-        rows.append(batch.last_row)
+        assert batch.start == ends[-1]
+        ends.append(batch.stop)
         parts.append(logits.clone())
 
     with torch.inference_mode():
@@ -76,14 +76,18 @@ def expected_of(model, loaded, **options):
 def padded_batches(loaded, model, room=ReferenceRoom, device=CPU):
     """The graphs of each batch, and all of them padded."""
     graphs = GraphSet(loaded, device)
-    ranges = graphs.ranges(8)
-    size = graphs.largest_size([np.arange(each.first, each.last) for each in ranges])
+    ranges = ranges_of(graphs, 8)
+    size = graphs.largest_size([*map(np.array, ranges)])
     shape = {"device": device, "dtype": model.dtype, "head_dim": model.head_dim, "num_heads": HEADS}
     return ranges, PaddedBatches(graphs, size, model, room((size.rows, size.rows), size.edges, **shape))
 
 
+def ranges_of(graphs, size):
+    return [range(first, min(first + size, len(graphs))) for first in range(0, len(graphs), size)]
+
+
 def passes_over(graphs, size, *arguments, **options):
-    return eager_passes(graphs, graphs.ranges(size), *arguments, **options)
+    return eager_passes(graphs, ranges_of(graphs, size), *arguments, **options)
 
 
 @pytest.mark.parametrize(("task", "pos_enc", "by_thread"), [("graph", 0, True), ("node", 0, False), ("graph", 3, True)])
