@@ -112,6 +112,15 @@ def make_config():
 
 
 @pytest.fixture
+def gpu_config(make_config):
+    def make(**changes):
+        sizes = {"model__dim": 64, "model__heads": 4, "runtime__device": "cuda", "attention__backend": "fused3s"}
+        return make_config(**(sizes | {"training__epochs": 6, "training__precision": "bfloat16"} | changes))
+
+    return make
+
+
+@pytest.fixture
 def trained(one_thread):
     """A trainer that has run to its end, and its epochs."""
 

@@ -11,19 +11,9 @@ from data.dgl import import_dgl
 from models import GraphTransformer
 from models.fast import training_forward
 from models.second_stream import SecondStream
-from models.training import Trainer
 from models.training.captured_batches import CapturedBatches
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def gpu_config(make_config):
-    def make(**changes):
-        sizes = {"model__dim": 64, "model__heads": 4, "runtime__device": "cuda", "attention__backend": "fused3s"}
-        return make_config(**(sizes | {"training__epochs": 6, "training__precision": "bfloat16"} | changes))
-
-    return make
 
 
 @pytest.mark.parametrize(
@@ -51,18 +41,6 @@ def test_a_captured_step_is_the_eager_step(request, gpu_config, trained, tmp_pat
     assert records[-1].loss < records[0].loss
 
 
-@pytest.mark.parametrize("kind", ["graph_transformer", "transformer_conv", "gat_conv", "gatv2_conv"])
-def test_pygs_layers_train_in_a_cuda_graph_as_the_reference_on_the_cpu(
-    nodes, gpu_config, make_config, trained, tmp_path, kind
-):
-    options = {"model__dim": 64, "model__heads": 4, "model__kind": kind, "training__precision": "float32"}
-    pyg = options | {"attention__backend": "pyg", "runtime__cuda_graph": True, "runtime__dense": "plain"}
-    _, records = trained(gpu_config(**pyg, training__epochs=3), nodes, tmp_path / "pyg")
-    _, expected = trained(make_config(**options), nodes, tmp_path / "exact")
-    for record, other in zip(records, expected, strict=True):
-        assert (record.loss, record.valid_loss) == pytest.approx((other.loss, other.valid_loss), rel=2e-2)
-
-
 def test_each_replay_drops_other_weights(nodes, gpu_config, trained, tmp_path):
     config = gpu_config(model__attention_dropout=0.5, training__lr=1e-30, runtime__cuda_graph=True)
     _, records = trained(config, nodes, tmp_path)
@@ -81,21 +59,6 @@ def test_batches_assembled_beside_a_step_have_the_same_bits(graphs, gpu_config, 
     alone, _ = trained(config, graphs, tmp_path / "alone")
     for name, tensor in ahead.step.model.state_dict().items():
         assert torch.equal(tensor, alone.step.model.state_dict()[name]), name
-
-
-@pytest.mark.parametrize("data_set", ["nodes", "graphs"])
-def test_a_resumed_run_has_the_same_bits(request, gpu_config, trained, tmp_path, data_set):
-    loaded = request.getfixturevalue(data_set)
-    config = gpu_config(model__dropout=0.3, model__attention_dropout=0.3, data__batch_size=4)
-    whole, _ = trained(config, loaded, tmp_path / "whole")
-    part = Trainer(config, loaded, tmp_path / "parts", seed=0)
-    for record in part.run():
-        part.stop = record.epoch == 3
-    torch.rand(5, device="cuda")
-    rest, _ = trained(config, loaded, tmp_path / "parts", resume=True)
-    assert rest.captured
-    for name, tensor in whole.step.model.state_dict().items():
-        assert torch.equal(tensor, rest.step.model.state_dict()[name]), name
 
 
 @pytest.fixture
