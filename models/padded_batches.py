@@ -6,15 +6,17 @@ batches.load(ids)                                     # the only input of the CU
 logits = graph.replay()[: len(ids)]                   # further rows are padding
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import fused3s
+from configs import Config
 from data.batches import BatchSize, GraphSet, to_device
 from fused3s.runtime.cuda_graph import CaptureError
+from models.build import heads_of
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 
@@ -78,16 +80,14 @@ def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: Graph
     return None
 
 
-def make_room(size: BatchSize, *, device: torch.device, **inputs: Any) -> Room:
-    """A plan with room for batches of a size.
-
-    Args:
-        inputs: dtype, head_dim, num_heads, edge_data and backward, as of `fused3s.plan_attention`.
+def make_room(size: BatchSize, config: Config, *, device: torch.device, dtype: torch.dtype, backward: bool) -> Room:
+    """A plan of the model with room for batches of a size.
 
     Raises:
         CaptureError: no refillable plan supports these inputs.
     """
+    options = {"device": device, "dtype": dtype, "backward": backward, **heads_of(config)}
     try:
-        return fused3s.PlanRoom((size.rows, size.rows), size.edges, device=device, **inputs)
+        return fused3s.PlanRoom((size.rows, size.rows), size.edges, **options)
     except ValueError as error:
         raise CaptureError(str(error)) from error

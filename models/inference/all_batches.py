@@ -57,16 +57,15 @@ class AllBatches(Source):
 
     def _make_padded(self, backend: str) -> str | None:
         """Why there are no padded batches; None if there are."""
-        graphs, model = self._graphs, self.config.model
+        graphs = self._graphs
         if self.device.type != "cuda":
             return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
         if refused := padding_refused(self.model, backend, self.config.attention.reorder, graphs):
             return refused
         size = graphs.largest_size([*map(np.array, self._ranges)])
-        shape = {"dtype": self.dtype, "head_dim": model.head_dim, "num_heads": model.heads, "backward": False}
-        shape["edge_data"] = model.edge_features != "none"
         try:
-            padded = PaddedBatches(graphs, size, self.model, make_room(size, device=self.device, **shape))
+            room = make_room(size, self.config, device=self.device, dtype=self.dtype, backward=False)
+            padded = PaddedBatches(graphs, size, self.model, room)
         except CaptureError as error:
             return str(error)
         padded.load(np.array(self._ranges[0]))

@@ -19,11 +19,11 @@ from data.atomic import only_writer
 from data.batches import BatchSize
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Attention, GraphModel
-from models.build import build_model
+from models.build import build_model, plan_model
 from models.fast import training_forward, training_path
 from models.machine import resolve_device
 from models.metrics import score
-from models.padded_batches import Room, padding_refused
+from models.padded_batches import Room, make_room, padding_refused
 from models.trained_weights import TrainedWeights, save_weights
 from models.training.checkpoint import Best, identity, load_state, save_state
 from models.training.errors import TrainingError
@@ -31,7 +31,7 @@ from models.training.log import LOG, EpochRecord, TrainingLog, is_log
 from models.training.losses import loss_for
 from models.training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from models.training.precision import WorkingCopy
-from models.training.setup import make_task, plan_for_training, resolve_precision, room_for_training
+from models.training.setup import make_task, resolve_precision
 from models.training.step import CapturedStep, Step
 from models.training.tasks import Task
 
@@ -40,10 +40,9 @@ LAST, BEST = "last.pt", "best.safetensors"
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from models.training.captured_graphs import CapturedGraphs
-    from models.training.samples import CapturedSamples
+    from models.training.captured_batches import CapturedBatches
 
-    Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
+    Runner = Step | CapturedStep | CapturedBatches
 
 
 @dataclass(frozen=True)
@@ -320,7 +319,7 @@ class Trainer:
 
     def _plan(self, graph: Any) -> Attention:
         """Attention over a graph; its backend is that of the report."""
-        plan = plan_for_training(graph, self.config, self.device, self.precision)
+        plan = plan_model(graph, self.config, device=self.device, dtype=self.precision, backward=True)
         self.backend = plan.backend
         return plan
 
@@ -335,11 +334,9 @@ class Trainer:
             try:
                 if self.task.static is not None:
                     return CapturedStep(self.step, self.task.static), chosen
-                from models.training.captured_graphs import CapturedGraphs  # on use: of several batches on a GPU
-                from models.training.samples import CapturedSamples, SampledNodesTask
+                from models.training.captured_batches import CapturedBatches  # on use: of several batches on a GPU
 
-                capture = CapturedSamples if isinstance(self.task, SampledNodesTask) else CapturedGraphs
-                runner = capture(self.step, self.task, self._room)
+                runner = CapturedBatches(self.step, self.task, self._room)
                 size = f"{runner.size.rows:,} nodes and {runner.size.edges:,} edges"
                 return runner, f"{chosen}; batches are padded to {size}, and larger ones run eagerly"
             except CaptureError as error:
@@ -357,7 +354,7 @@ class Trainer:
         return None
 
     def _room(self, size: BatchSize, backward: bool) -> Room:
-        return room_for_training(size, self.config, self.device, self.precision, backward)
+        return make_room(size, self.config, device=self.device, dtype=self.precision, backward=backward)
 
 
 def _of_others(folder: Path) -> list[str]:

@@ -14,13 +14,11 @@ from data import LoadedGraph
 from data.batches import BatchSize, GraphBatch, rounded_size, to_device
 from data.neighbours import NeighbourSampler, Sample
 from data.prefetch import made_ahead
-from fused3s.runtime.cuda_graph import CapturedGraph, capture
+from fused3s.runtime.cuda_graph import capture
 from models.graph_inputs import pattern_of
 from models.metrics import UNKNOWN
 from models.padded_batches import Room
-from models.training.captured_batches import Assemble, CapturedBatches, Load
-from models.training.step import Step
-from models.training.tasks import Batch, LazyBatch, NodesTask
+from models.training.tasks import Assemble, Batch, Forward, LazyBatch, Load, MakeRoom, NodesTask
 
 THREADS, MADE_AHEAD = 4, 8  # that draw samples; samples that are drawn while others are used
 TRIED, ROOM = 8, 1.1  # samples that are drawn to choose the padded size, and its ratio to the largest of them
@@ -66,6 +64,25 @@ class SampledNodesTask(NodesTask):
         room = (min(int(ROOM * most), limit) for most, limit in zip(largest, self.limits, strict=True))
         return rounded_size(self.batch_size, *room)
 
+    def slot(self, size: BatchSize, room: Room) -> tuple[Load, Assemble]:
+        def fits(sample: Sample) -> bool:
+            return len(sample.nodes) <= size.rows and len(sample.col) <= size.edges
+
+        fitting = next(sample for draw in self.draws([0]) if fits(sample := draw()))
+        held = to_device(packed(fitting, size), self.labels.device)
+
+        def load(batch: LazyBatch) -> bool:
+            if found := fits(batch.key):
+                held.copy_(to_device(packed(batch.key, size), held.device))
+            return found
+
+        return load, lambda: self.batch(held, size, room)
+
+    def evaluation(self, evaluate: Forward, make_room: MakeRoom) -> Callable[[Batch], Tensor]:
+        """Of the whole graph."""
+        captured = capture(lambda: evaluate(self.whole), self.labels.device)
+        return lambda batch: captured.replay()
+
     def _eager(self, sample: Sample) -> Batch:
         size = size_of(sample)
         return self.batch(to_device(packed(sample, size), self.labels.device), size)
@@ -87,42 +104,6 @@ class SampledNodesTask(NodesTask):
             room.fill((indptr, col))
         inputs = self.model.prepare_batch(batch, room.plan if room else self.plan(pattern_of(batch)))
         return Batch(inputs, self.labels[nodes].where(row < num_seeds, UNKNOWN))
-
-
-class CapturedSamples(CapturedBatches):
-    """`CapturedBatches` of samples, packed and padded; a CUDA graph evaluates the whole graph.
-
-    Args:
-        make_room: as of `models.training.captured_graphs.CapturedGraphs`, which has this attribute, too.
-
-    Raises:
-        CaptureError: no refillable plan supports the model's heads, or a layer waits for the GPU.
-    """
-
-    def __init__(self, step: Step, task: SampledNodesTask, make_room: Callable[[BatchSize, bool], Room]) -> None:
-        self.size = task.likely_size()
-        fitting = next(sample for draw in task.draws([0]) if self._fits(sample := draw()))
-
-        def make_slot() -> tuple[Load, Assemble]:
-            room = make_room(self.size, True)
-            held = to_device(packed(fitting, self.size), step.device)
-
-            def load(batch: LazyBatch) -> bool:
-                if fits := self._fits(batch.key):
-                    held.copy_(to_device(packed(batch.key, self.size), step.device))
-                return fits
-
-            return load, lambda: task.batch(held, self.size, room)
-
-        super().__init__(step, make_slot)
-        self._evaluation: CapturedGraph[Tensor] = capture(lambda: step.evaluate(task.whole), step.device)
-
-    def evaluate(self, batch: Batch) -> Tensor:
-        return self._evaluation.replay()
-
-    def _fits(self, sample: Sample) -> bool:
-        size = size_of(sample)
-        return size.rows <= self.size.rows and size.edges <= self.size.edges
 
 
 def size_of(sample: Sample) -> BatchSize:

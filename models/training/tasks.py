@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from data import LoadedGraph
-from data.batches import GraphSet, to_device
+from data.batches import BatchSize, GraphSet, to_device
 from data.packed import rows_of
+from fused3s.runtime.cuda_graph import capture
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
 from models.metrics import OF_TARGETS, UNKNOWN
-from models.padded_batches import PaddedBatches
+from models.padded_batches import PaddedBatches, Room
 from models.training.targets import Targets
 
 PARTS = ("train", "valid", "test")
@@ -52,6 +53,10 @@ class LazyBatch:
 
 
 Forward = Callable[[Batch], Tensor]
+# Of a captured step. Load queues the copy of a batch's ids; it returns False, without a change, if the batch does not
+# fit. Assemble gives what was loaded last, in tensors of one size.
+Load, Assemble = Callable[[LazyBatch], bool], Callable[[], Batch]
+MakeRoom = Callable[[BatchSize, bool], Room]  # a plan for batches of a size, with its backward pass if True
 
 
 class Task(Protocol):
@@ -147,6 +152,28 @@ class GraphsTask:
         """Labels of the rows of the output for a padded batch, after its inputs were made."""
         labels, further = self.labels[batch.ids], batch.size.all_graphs - batch.size.graphs
         return torch.cat([labels, self.labels[-1:].expand(further, *labels.shape[1:])])
+
+    def likely_size(self) -> BatchSize:
+        """Room for nearly all batches of a step."""
+        return self.graphs.likely_size(self.ids["train"].numpy(), self.batch_size)
+
+    def slot(self, size: BatchSize, room: Room) -> tuple[Load, Assemble]:
+        """Batches that are assembled and planned in memory of their own, with one that fits loaded."""
+        padded = PaddedBatches(self.graphs, size, self.model, room)
+        padded.load(self.ids["train"][:1].numpy())
+        return lambda batch: padded.load(batch.key), lambda: Batch(padded.inputs(), self.padded_labels(padded))
+
+    def evaluation(self, evaluate: Forward, make_room: MakeRoom) -> Callable[[LazyBatch], Tensor]:
+        """Logits of the batches of validation and test, by a CUDA graph."""
+        size = self.graphs.largest_size([*self.order("valid", None), *self.order("test", None)])
+        load, assemble = self.slot(size, make_room(size, False))
+        captured = capture(lambda: evaluate(assemble()), self.device)
+
+        def run(batch: LazyBatch) -> Tensor:
+            load(batch)
+            return captured.replay()[: self.graphs.num_rows(batch.key)].clone()  # the next replay overwrites it
+
+        return run
 
     def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
         """Ids of the graphs of each split."""

@@ -16,7 +16,7 @@ import fused3s
 from models import GraphTransformer
 from models.padded_batches import padding_refused
 from models.second_stream import SecondStream
-from models.training import Trainer, captured_batches, captured_graphs, samples, step, tasks
+from models.training import Trainer, captured_batches, samples, step, tasks
 
 KINDS = ("graph_transformer", "transformer_conv", "gat_conv")
 
@@ -30,7 +30,7 @@ def captured_on_cpu(monkeypatch):
 
     monkeypatch.setattr(fused3s, "PlanRoom", ReferenceRoom)
     monkeypatch.setattr(tasks, "EVALUATED", 1)
-    for module in (captured_batches, captured_graphs, samples):
+    for module in (captured_batches, samples, tasks):
         monkeypatch.setattr(module, "capture", CalledAgain)
     monkeypatch.setattr(Trainer, "_capture_refused", refused)
     capture_steps_on_cpu(monkeypatch, step)
