@@ -37,11 +37,10 @@ from common.records import Row, append_rows, check_results_file, read_rows
 from configs import TrainConfig, load_config
 from data import LoadedGraph
 from models import CheckpointError
-from models.machine import check_machine, resolve_device
+from models.machine import check_machine, resolve_device, resolve_dtype
 from models.metrics import METRICS
 from models.training import Trainer, TrainingError, TrainResult
 from models.training.rows import curve_rows, learning_curve, run_rows
-from models.training.setup import resolve_precision
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
@@ -75,7 +74,7 @@ def main(
         check_results_file(results)
         check_folder("--output", output)
         device = resolve_device(settings.runtime.device)
-        check_machine(settings, device, resolve_precision(settings.training.precision, device))
+        check_machine(settings, device, resolve_dtype(settings.training.precision, device, in_training=True))
         finished = load_and_train(settings, partial(train, config, settings, output, resume, results))
     raise typer.Exit(0 if finished else INTERRUPTED)
 

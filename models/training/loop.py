@@ -21,7 +21,7 @@ from fused3s.runtime.cuda_graph import CaptureError
 from models import Attention, GraphModel
 from models.build import build_model, plan_model
 from models.fast import training_forward, training_path
-from models.machine import resolve_device
+from models.machine import resolve_device, resolve_dtype
 from models.metrics import score
 from models.padded_batches import Room, make_room, padding_refused
 from models.trained_weights import TrainedWeights, save_weights
@@ -31,7 +31,7 @@ from models.training.log import LOG, EpochRecord, TrainingLog, is_log
 from models.training.losses import loss_for
 from models.training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from models.training.precision import WorkingCopy
-from models.training.setup import make_task, resolve_precision
+from models.training.setup import make_task
 from models.training.step import CapturedStep, Step
 from models.training.tasks import Task
 
@@ -121,7 +121,7 @@ class Trainer:
             )
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
         self.device = device or resolve_device(config.runtime.device)
-        self.precision = resolve_precision(config.training.precision, self.device)
+        self.precision = resolve_dtype(config.training.precision, self.device, in_training=True)
         model = build_model(config, loaded.meta, seed, pyg=config.attention.backend == "pyg").to(self.device)
         self.backend = ""
         working = WorkingCopy(model, self.precision)

@@ -1,4 +1,4 @@
-"""Builds the task of a configuration, and its precision."""
+"""Builds the task of a configuration."""
 
 import torch
 
@@ -53,10 +53,3 @@ def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainC
     if meta.num_graphs > 1:
         return NodesOfGraphsTask(loaded, labels, metric, model, plan, batch_size)
     return NodesTask(loaded, labels, metric, model, plan)
-
-
-def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Type of the layers in training; "auto": bfloat16 on a GPU (no loss scale needed), else float32."""
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    return getattr(torch, name)
