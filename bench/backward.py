@@ -9,20 +9,33 @@ the error of plain torch in the same type is allowed.
 `sphere` measures the same on grids of the sphere, where the score may contain the log of the quadrature weight of its
 key. On a GPU it also records the sum of the durations of a pass's kernels (`kernel_time`), each pass alone, as
 published times of such kernels are taken.
+
+`nsa` measures groups of query heads that share one KV head and one list of selected keys for each query, the selected
+branch of Native Sparse Attention; "16x128/1" is a group of 16.
+
+    fused3s          a plan of G query heads on one KV head: a window of 16 rows is 16 / G queries, whose keys are
+                     gathered once for all their heads
+    flex_attention   dense blocks of 128 queries x 128 keys with `enable_gqa`: every block in which one of the queries
+                     selects a key is computed for all heads, and a mask function looks each element up
+
+Of random selections nearly all blocks before a query are in the second's list, so that its work grows with N * N; the
+first's grows with the number of selected keys.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 import data
 import fused3s
 from bench.baselines import REGISTRY
+from bench.baselines.flex_attention import graph_block_mask
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
-from bench.kernels import byte_row, kernel_case, kernel_time_row, normal_inputs, refuse_impossible
+from bench.kernels import byte_row, kernel_case, kernel_time_row, normal_inputs, of_query_heads, refuse_impossible
 from bench.runner import Case, Context, UnsupportedInputsError
 from bench.traffic import gathered_bytes, gathered_columns
 from common.records import NONE, Row
@@ -34,6 +47,9 @@ from fused3s.graph.edge_list import EdgeList
 from fused3s.graph.edges import canonical_csr, rows_of_edges
 
 ALLOWED_OVER_TORCH = 2.0  # error over that of plain torch
+FLEX = "flex_attention"
+# Forward pass, with what the backward pass needs, and backward pass of one attention; bytes of the plan.
+Passes = tuple[Callable[[], torch.Tensor], Callable[[], Gradients], int | None]
 
 
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
@@ -50,9 +66,9 @@ class Problem:
     """Inputs of one shape, with or without a weight of each key.
 
     Attributes:
-        inputs: q, k, v and the gradient of the output: [num_rows or num_cols, H, d] float16.
+        inputs: q, k, v and the gradient of the output: [num_rows or num_cols, H or KV heads, d] float16.
         log_weight: [num_cols] float32 or None, added to the scores.
-        output, gradients: the correct ones.
+        output, gradients: the correct ones; gradients in the shapes of q, k and v.
         torch_error: error of plain torch's gradients in the inputs' type.
     """
 
@@ -61,10 +77,18 @@ class Problem:
         self.log_weight = log_weights(context) if is_weighted else None
         pattern, scale = context.pattern, context.config.scale_of(shape.dim)
         data_of_score = EdgeInputs.of_keys(self.log_weight) if is_weighted else None
-        self.output = float64_attention(*self.inputs[:3], pattern.indptr, pattern.indices, scale, data_of_score)
-        self.gradients = float64_gradients(*self.inputs, pattern, scale, self.log_weight)
-        by_torch = torch_gradients(*self.inputs, pattern, scale, self.log_weight)
+        every_head, num_kv_heads = of_query_heads(*self.inputs[:3]), shape.kv_heads or shape.heads
+        given = (*every_head, self.inputs[3], pattern, scale, self.log_weight)
+        self.output = float64_attention(*every_head, pattern.indptr, pattern.indices, scale, data_of_score)
+        self.gradients = _of_kv_heads(float64_gradients(*given), num_kv_heads)
+        by_torch = _of_kv_heads(torch_gradients(*given), num_kv_heads)
         self.torch_error = largest_gradient_error(by_torch, self.gradients)
+
+
+def _of_kv_heads(gradients: Gradients, num_kv_heads: int) -> Gradients:
+    """The gradients of k and v, of the query's number of heads, added up over each group."""
+    query, *others = gradients
+    return query, *(gradient.unflatten(1, (num_kv_heads, -1)).sum(2) for gradient in others)
 
 
 def log_weights(context: Context) -> torch.Tensor:
@@ -79,34 +103,16 @@ def log_weights(context: Context) -> torch.Tensor:
 
 def measure(context: Context, case: Case) -> list[Row]:
     refuse_impossible(case, context.device)
-    backend = REGISTRY[case.backend]
-    if not backend.has_backward:
-        raise UnsupportedInputsError("it has no backward pass of its own")
-    device, scale = context.device, context.config.scale_of(case.dim)
-    is_weighted = case.edges != NO_EDGES
+    device, is_weighted = context.device, case.edges != NO_EDGES
     problem = context.keep("problem", (case.shape, is_weighted), lambda: Problem(context, case.shape, is_weighted))
-    query, key, value, grad_output = problem.inputs
-    inputs = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "backward": True}
-    weights = EdgeInputs.weighted(case.edges, problem.log_weight, context.pattern) if is_weighted else None
-    inputs |= {"edge_data": True} if weights and weights.is_of_edges else {}
-    plan = fused3s.plan_attention(context.pattern, backend=case.backend, device=device, **inputs)
-    weighted = weights.bind(plan) if weights else {}
-
-    def forward() -> tuple[torch.Tensor, torch.Tensor | None]:
-        found = plan(query, key, value, scale=scale, return_lse=backend.writes_lse, **weighted)
-        return found if backend.writes_lse else (found, None)
-
-    output, lse = forward()
-
-    def backward() -> Gradients:
-        found = plan.backward(grad_output, query, key, value, output, lse, scale=scale, **weighted)
-        return found.query, found.key, found.value
-
+    make = flex_passes if case.backend == FLEX else plan_passes
+    identity = (case.backend, case.shape, case.edges)
+    forward, backward, plan_bytes = context.keep("passes", identity, lambda: make(context, case, problem))
     if case.region == "forward":
-        checked = checked_columns(largest_row_error(output, problem.output), query.dtype)
+        checked = checked_columns(largest_row_error(forward(), problem.output), case.torch_dtype)
     else:
         error = largest_gradient_error(backward(), problem.gradients)
-        checked = checked_columns(error, query.dtype, ALLOWED_OVER_TORCH * problem.torch_error)
+        checked = checked_columns(error, case.torch_dtype, ALLOWED_OVER_TORCH * problem.torch_error)
     runs: dict[str, Callable] = {"forward": forward, "backward": backward}
     run = runs[case.region]
     run()
@@ -115,11 +121,14 @@ def measure(context: Context, case: Case) -> list[Row]:
     run()
     memory = Spread.of([peak_memory_mib(device) - before / 2**20])
     spreads, timer = time_kernels_by_turns(runs, device=device, repeats=context.config.repeats)
+    scale = context.config.scale_of(case.dim)
     note = f"{timer}; scale {scale:g}; plain torch's gradients have an error of {problem.torch_error:.1e}"
     untimed = replace(case, launch=NONE, plan=NONE)
     contents = "one run, without inputs and format; torch's allocator"
-    columns = context.keep("columns", None, lambda: columns_of_both_passes(context.pattern))
-    sizes = traffic(case, columns, context.pattern.shape) | {"plan_bytes": plan.nbytes}
+    sizes = {} if plan_bytes is None else {"plan_bytes": plan_bytes}
+    if not case.kv_heads:
+        columns = context.keep("columns", None, lambda: columns_of_both_passes(context.pattern))
+        sizes = traffic(case, columns, context.pattern.shape) | sizes
     rows = [
         context.row(case, **spreads[case.region].columns(), **checked, note=note),
         context.row(untimed, metric="peak_memory", unit="MiB", **memory.columns(), **checked, note=contents),
@@ -128,6 +137,53 @@ def measure(context: Context, case: Case) -> list[Row]:
     if device.type == "cuda" and context.config.measure == "sphere":
         rows.append(kernel_time_row(context, untimed, run, checked))
     return rows
+
+
+def plan_passes(context: Context, case: Case, problem: Problem) -> Passes:
+    """With a plan of a backend that has a backward pass of its own."""
+    backend = REGISTRY[case.backend]
+    if not backend.has_backward:
+        raise UnsupportedInputsError("it has no backward pass of its own")
+    query, key, value, grad = problem.inputs
+    inputs = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "backward": True}
+    inputs |= {"num_kv_heads": case.kv_heads} if case.kv_heads else {}
+    is_weighted = problem.log_weight is not None
+    weights = EdgeInputs.weighted(case.edges, problem.log_weight, context.pattern) if is_weighted else None
+    inputs |= {"edge_data": True} if weights and weights.is_of_edges else {}
+    plan = fused3s.plan_attention(context.pattern, backend=case.backend, device=context.device, **inputs)
+    options = {"scale": context.config.scale_of(case.dim), **(weights.bind(plan) if weights else {})}
+
+    def forward() -> tuple[torch.Tensor, torch.Tensor | None]:
+        found = plan(query, key, value, return_lse=backend.writes_lse, **options)
+        return found if backend.writes_lse else (found, None)
+
+    output, lse = forward()
+
+    def backward() -> Gradients:
+        found = plan.backward(grad, query, key, value, output, lse, **options)
+        return found.query, found.key, found.value
+
+    return lambda: forward()[0], backward, plan.nbytes
+
+
+def flex_passes(context: Context, case: Case, problem: Problem) -> Passes:
+    """With FlexAttention, compiled; the backward pass through autograd."""
+    pattern, scale = context.pattern, context.config.scale_of(case.dim)
+    query, key, value, grad = (tensor.transpose(0, 1)[None].contiguous() for tensor in problem.inputs)
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    mask = graph_block_mask(rows_of_edges(pattern.indptr), pattern.indices.long(), pattern.shape)
+    compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+
+    def forward() -> torch.Tensor:
+        return compiled(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
+
+    output = forward()
+
+    def backward() -> Gradients:
+        found = torch.autograd.grad(output, leaves, grad, retain_graph=True)
+        return tuple(gradient[0].transpose(0, 1) for gradient in found)
+
+    return lambda: forward()[0].transpose(0, 1), backward, None
 
 
 def traffic(case: Case, columns: tuple[int, int], shape: tuple[int, int]) -> dict[str, int]:

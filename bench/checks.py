@@ -31,7 +31,7 @@ def float64_attention(
     needs the GPU's.
 
     Args:
-        query: [num_rows, d] or [num_rows, H, d]; key, value: [num_cols, d] or [num_cols, H, d], any float type.
+        query: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
         indptr: [num_rows + 1] int64; indices: [nnz] int32 or int64, without duplicates.
         scale: factor of the scores.
         edges: edge data in the order of `indices`, see `fused3s.terms.edge_data`.
@@ -40,37 +40,19 @@ def float64_attention(
         query's shape in float32, on the inputs' device or on the CPU; a row without an edge is 0.
     """
     output = torch.empty(query.shape, dtype=torch.float32, device=_place(query))
-    if query.dim() == 2:
-        _head_attention(output, query, key, value, indptr, indices, scale, edges)
-        return output
     for head in range(query.shape[1]):
-        own = None if edges is None else edges.of_head(head)
         q, k, v = (tensor[:, head] for tensor in (query, key, value))
-        _head_attention(output[:, head], q, k, v, indptr, indices, scale, own)
+        own, first = None if edges is None else edges.of_head(head), 0
+        while first < len(q):
+            begin = int(indptr[first])
+            last = int(torch.searchsorted(indptr, begin + CHUNK_EDGES, right=True)) - 1
+            last = max(min(last, first + CHUNK_ROWS, len(q)), first + 1)
+            rows, offsets = slice(first, last), indptr[first : last + 1] - begin
+            part = slice(begin, begin + int(offsets[-1]))
+            data = own and own.of_rows(rows, part)
+            output[rows, head] = _rows_attention(q[rows], k, v, offsets, indices[part], scale, data)
+            first = last
     return output
-
-
-def _head_attention(
-    output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    scale: float,
-    edges: EdgeInputs | None,
-) -> None:
-    """Write `float64_attention` of one head into `output`, some rows at a time."""
-    num_rows, first = query.shape[0], 0
-    while first < num_rows:
-        begin = int(indptr[first])
-        last = int(torch.searchsorted(indptr, begin + CHUNK_EDGES, right=True)) - 1
-        last = max(min(last, first + CHUNK_ROWS, num_rows), first + 1)
-        offsets = indptr[first : last + 1] - begin
-        own = slice(begin, begin + int(offsets[-1]))
-        data = None if edges is None else edges.of_rows(slice(first, last), own)
-        output[first:last] = _rows_attention(query[first:last], key, value, offsets, indices[own], scale, data)
-        first = last
 
 
 def _place(query: Tensor) -> torch.device:

@@ -1,6 +1,6 @@
 """Gradients of attention: the correct ones in float64, those of plain torch in the inputs' type, and errors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -36,20 +36,15 @@ def float64_gradients(
     Returns:
         float32, in the shapes of query, key and value.
     """
-    tensors = query, key, value, grad_output
-    of_heads = [_of_head(*(x[:, head] for x in tensors), pattern, scale, column) for head in range(query.shape[1])]
+    of_heads = [
+        _of_head([x[:, head] for x in (query, key, value, grad_output)], pattern, scale, column)
+        for head in range(query.shape[1])
+    ]
     return tuple(torch.stack(tensors, 1) for tensors in zip(*of_heads, strict=True))
 
 
-def _of_head(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_output: Tensor,
-    pattern: CSRPattern,
-    scale: float,
-    column: Tensor | None,
-) -> Gradients:
+def _of_head(tensors: Sequence[Tensor], pattern: CSRPattern, scale: float, column: Tensor | None) -> Gradients:
+    query, key, value, grad_output = tensors
     indptr, indices = pattern.indptr, pattern.indices
     num_edges, dim = indices.numel(), query.shape[1]
     row = torch.repeat_interleave(torch.arange(len(indptr) - 1, device=indptr.device), indptr.diff())

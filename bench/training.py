@@ -23,11 +23,11 @@ from configs.bench import WITH_FLOAT32, BenchConfig
 from configs.schema import TrainingConfig
 from models import GraphInputs, GraphTransformer
 from models.fast import training_forward
-from training.losses import cross_entropy
-from training.optimiser import make_optimiser
-from training.precision import WorkingCopy
-from training.step import CapturedStep, Step
-from training.tasks import Batch
+from models.training.losses import cross_entropy
+from models.training.optimiser import make_optimiser
+from models.training.precision import WorkingCopy
+from models.training.step import CapturedStep, Step
+from models.training.tasks import Batch
 
 EXPECTED_BACKEND = "csr_unfused"
 CLASSES = 7

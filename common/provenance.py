@@ -19,7 +19,7 @@ from common.records import NONE, Provenance
 
 _ROOT = Path(__file__).resolve().parent.parent
 # Folders whose code runs in a measured time, or takes it.
-TIMED = ("kernels", "models", "training", "parallel", "data", "common", "bench")
+TIMED = ("kernels", "models", "parallel", "data", "common", "bench")
 
 
 def provenance(device: torch.device) -> Provenance:

@@ -243,7 +243,7 @@ class TrainingConfig(Section):
     fan_out: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = (15, 10, 5)
     patience: Passes | None = None  # stop after so many epochs without a better metric
     ema: Probability = 0.0  # decay, a step, of an average of the weights, which is validated and kept; 0: none
-    loss: Literal["auto", "l1", "l2"] = "auto"  # auto: by the metric (training.losses); l1 and l2 are of regression
+    loss: Literal["auto", "l1", "l2"] = "auto"  # auto: by the metric; l1 and l2 are of regression
     precision: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, else float32
     seeds: Annotated[tuple[Seed, ...], Field(strict=False)] = ()  # a run each
     checkpoint_seconds: float = Field(default=30.0, ge=0, allow_inf_nan=False)  # time between two checkpoints

@@ -15,7 +15,7 @@ from data.loader import load
 from data.registry import Dataset, info, names
 
 if TYPE_CHECKING:
-    from data.graph_set import GraphBatch, GraphSet
+    from data.batches import GraphBatch, GraphSet
 
 __all__ = [
     "Dataset",
@@ -34,6 +34,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in ("GraphBatch", "GraphSet"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from data import graph_set  # on use: of collections alone
+    from data import batches  # on use: of collections alone
 
-    return getattr(graph_set, name)
+    return getattr(batches, name)

@@ -172,8 +172,9 @@ class GraphMeta:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CsrTensors:
-    """The matrix A of a graph, or the block-diagonal one of a batch of graphs, as CSR tensors on the CPU.
+class LoadedGraph:
+    """The matrix A of a graph, or the block-diagonal one of a batch of graphs, as CSR tensors on the CPU; its
+    description, labels and split.
 
     Attributes:
         row_pointers: [N + 1] offset of each row's edges, int32, or int64 from 2^31 edges on. A row is a query.
@@ -182,34 +183,6 @@ class CsrTensors:
         node_data: "feat" float32 [N, F] or int64 [N, C], "label", "id" (int64 [N], where the source has other ids than
             0 .. N - 1), and what else the source has for each node.
         edge_data: "feat" float32 [nnz, F] or int64 [nnz, C], or nothing.
-    """
-
-    row_pointers: "torch.Tensor | None" = None
-    columns: "torch.Tensor | None" = None
-    graph_sizes: "torch.Tensor | None" = None
-    node_data: "dict[str, torch.Tensor]" = field(default_factory=dict)
-    edge_data: "dict[str, torch.Tensor]" = field(default_factory=dict)
-
-    @cached_property
-    def graph(self) -> "dgl.DGLGraph":
-        """The DGLGraph, made on first use. It shares the tensors and has DGL's "csc" format only, since a row of A is a
-        query, the destination of DGL's edge; DGL derives other formats on demand."""
-        no_edge_ids = self.columns.new_empty(0)  # edges keep their order
-        arrays = (self.row_pointers, self.columns, no_edge_ids)
-        graph = import_dgl().graph(("csc", arrays), num_nodes=len(self.row_pointers) - 1)
-        ends = self.row_pointers[self.graph_sizes.cumsum(0)]
-        graph.set_batch_num_nodes(self.graph_sizes.to(graph.idtype))
-        graph.set_batch_num_edges(ends.diff(prepend=ends.new_zeros(1)).to(graph.idtype))
-        graph.ndata.update(self.node_data)
-        graph.edata.update(self.edge_data)
-        return graph
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LoadedGraph(CsrTensors):
-    """A graph or a batch of graphs, its description, labels and split.
-
-    Attributes:
         labels: of a node task int64 [N], the same tensor as node_data["label"], -1 for unknown ([N, C] of 0 and 1 where
             a node has several); of a graph task float32 [G, T], NaN for a missing one. None without labels.
         splits: for "train", "valid" and "test" the int64 ids of the loaded nodes (node task) or graphs (graph task);
@@ -219,10 +192,20 @@ class LoadedGraph(CsrTensors):
     """
 
     meta: GraphMeta
+    row_pointers: "torch.Tensor | None" = None
+    columns: "torch.Tensor | None" = None
+    graph_sizes: "torch.Tensor | None" = None
+    node_data: "dict[str, torch.Tensor]" = field(default_factory=dict)
+    edge_data: "dict[str, torch.Tensor]" = field(default_factory=dict)
     labels: "torch.Tensor | None" = None
     splits: "dict[str, torch.Tensor] | None" = None
     metric: Metric | None = None
     graph_ids: "torch.Tensor | None" = None
+
+    @cached_property
+    def graph(self) -> "dgl.DGLGraph":
+        """The DGLGraph, made on first use."""
+        return dgl_graph(self.row_pointers, self.columns, self.graph_sizes, self.node_data, self.edge_data)
 
     @classmethod
     def from_dgl(
@@ -239,6 +222,25 @@ class LoadedGraph(CsrTensors):
         arrays = {"node_data": dict(graph.ndata), "edge_data": in_order, "graph_sizes": graph.batch_num_nodes().long()}
         about: dict[str, Any] = {"meta": meta, "labels": labels, "splits": splits, "metric": metric}
         return cls(row_pointers=row_pointers, columns=columns, **arrays, **about)
+
+
+def dgl_graph(
+    row_pointers: "torch.Tensor",
+    columns: "torch.Tensor",
+    graph_sizes: "torch.Tensor",
+    node_data: "Mapping[str, torch.Tensor] | None" = None,
+    edge_data: "Mapping[str, torch.Tensor] | None" = None,
+) -> "dgl.DGLGraph":
+    """A DGLGraph that shares the tensors of a `LoadedGraph`. It has DGL's "csc" format only, since a row of A is a
+    query, the destination of DGL's edge; DGL derives other formats on demand."""
+    no_edge_ids = columns.new_empty(0)  # edges keep their order
+    graph = import_dgl().graph(("csc", (row_pointers, columns, no_edge_ids)), num_nodes=len(row_pointers) - 1)
+    ends = row_pointers[graph_sizes.cumsum(0)]
+    graph.set_batch_num_nodes(graph_sizes.to(graph.idtype))
+    graph.set_batch_num_edges(ends.diff(prepend=ends.new_zeros(1)).to(graph.idtype))
+    graph.ndata.update(node_data or {})
+    graph.edata.update(edge_data or {})
+    return graph
 
 
 def to_tensor(values: np.ndarray | None) -> "torch.Tensor | None":

@@ -1,7 +1,10 @@
-"""The model of a configuration."""
+"""The model of a configuration, and its attention."""
+
+from typing import Any
 
 import torch
 
+import fused3s
 from configs import Config
 from data import GraphMeta
 from models.graph_model import GraphModel
@@ -24,3 +27,21 @@ def build_model(config: Config, meta: GraphMeta, seed: int, *, pyg: bool = False
     from models.conv_net import ConvNet  # on use: most models are Graph Transformers
 
     return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, pyg=pyg, **arguments)
+
+
+def heads_of(config: Config) -> dict[str, Any]:
+    """Arguments of `fused3s.plan_attention` and `PlanRoom` that the model decides."""
+    model = config.model
+    return {
+        "head_dim": model.head_dim,
+        "num_heads": model.heads,
+        "edge_data": model.edge_features != "none",
+    }
+
+
+def plan_model(graph: Any, config: Config, *, device: torch.device, **options: Any) -> fused3s.AttentionPlan:
+    """Attention of the model over a graph (or batch) that the loader has checked; `options` go before the
+    configuration."""
+    attention = config.attention
+    configured = {"backend": attention.backend, "reorder": attention.reorder, "check": False, **heads_of(config)}
+    return fused3s.plan_attention(graph, device=device, **configured | options)

@@ -3,7 +3,8 @@
 The forward pass does not touch the DGLGraph, which may be unable to leave the CPU (DGL on PyPI has no CUDA).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -66,7 +67,7 @@ class GraphInputs:
         graph_starts: [G] int64, first node of each graph.
         edges: edge inputs of models with edge features, else None.
         random_walk: [N, k] random-walk encoding in the model's dtype, or None.
-        row_weights: as of `data.csr_batches.BatchArrays`, for batch norm; None: no row is padding.
+        row_weights: as of `data.batches.GraphBatch`, for batch norm; None: no row is padding.
     """
 
     features: Tensor
@@ -105,14 +106,17 @@ def prepare_graph(
         ValueError: "feat" is missing, not two-dimensional, or of another dtype, or "random_walk" is missing or of
             another shape; the plan keeps no edge order.
     """
-    features = node_features_of(graph)
-    of_edges = edge_features_of(graph) if edge_features else None
-    walks = random_walk_of(graph, random_walk) if random_walk else None
     sizes = graph.batch_num_nodes().cpu()
+    batch = SimpleNamespace(
+        features=node_features_of(graph),
+        edge_features=edge_features_of(graph) if edge_features else None,
+        random_walk=random_walk_of(graph, random_walk) if random_walk else None,
+        graph_starts=(sizes.cumsum(0) - sizes).to(device),
+        row_weights=None,
+    )
+    read = {"random_walk": random_walk, "edge_features": edge_features}
     ends = graph.edges() if pos_enc or edge_features else ()
-    starts = (sizes.cumsum(0) - sizes).to(device)
-    found = _inputs(features, of_edges, ends, starts, attention, pos_enc, device, dtype)
-    return replace(found, random_walk=None if walks is None else walks.to(device, dtype))
+    return prepare_batch(batch, attention, pos_enc=pos_enc, device=device, dtype=dtype, ends=ends, **read)
 
 
 def pattern_of(batch: Any) -> CSRPattern:
@@ -129,6 +133,7 @@ def prepare_batch(
     dtype: torch.dtype,
     random_walk: int = 0,
     edge_features: bool = False,
+    ends: tuple[Tensor, ...] | None = None,
 ) -> GraphInputs:
     """As `prepare_graph`, from tensors on `device` instead of a DGLGraph. Does not check; waits for the GPU only with
     pos_enc.
@@ -139,30 +144,12 @@ def prepare_batch(
             graph_starts [G] int64; random_walk [N, k] or None; row_weights [N] float32 or None. Entries of col after
             indptr[-1] are padding.
         attention: attention over the same edges.
+        ends: source (key) and destination (query) of each row of edge_features; None for the order of indptr and col.
     """
-    ends = ()
-    if pos_enc or edge_features:
+    if ends is None and (pos_enc or edge_features):
         edges = torch.arange(len(batch.col), device=device)
         ends = batch.col, torch.searchsorted(batch.indptr[1:], edges, right=True)
-    of_edges = batch.edge_features if edge_features else None
-    found = _inputs(batch.features, of_edges, ends, batch.graph_starts, attention, pos_enc, device, dtype)
-    walks = batch.random_walk.to(dtype) if random_walk else None
-    return replace(found, random_walk=walks, row_weights=batch.row_weights)
-
-
-def _inputs(
-    features: Tensor,
-    edge_features: Tensor | None,
-    ends: tuple[Tensor, ...],
-    graph_starts: Tensor,
-    attention: Attention,
-    pos_enc: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> GraphInputs:
-    """ends: source (key) and destination (query) of each edge, if pos_enc or edge features need them."""
-    aligned = encoding = None
-    num_nodes = len(features)
+    features, aligned, encoding = batch.features, None, None
     if features.is_floating_point():
         aligned = aligned_columns(features.to(dtype)).to(device)
         features = aligned[:, : features.shape[1]]
@@ -170,16 +157,18 @@ def _inputs(
         source, destination = (nodes.cpu().numpy() for nodes in ends)
         from models.laplacian import laplacian_encoding  # on use: it needs SciPy
 
-        vectors = laplacian_encoding(source, destination, num_nodes, pos_enc)
+        vectors = laplacian_encoding(source, destination, len(features), pos_enc)
         encoding = torch.from_numpy(vectors).to(device, dtype)
     return GraphInputs(
         features=features if aligned is not None else features.to(device, torch.int64),
         aligned_features=aligned,
         attention=attention,
         encoding=encoding,
-        nodes=torch.arange(num_nodes, device=device),
-        graph_starts=graph_starts,
-        edges=None if edge_features is None else _edge_inputs(edge_features, ends, attention, device, dtype),
+        nodes=torch.arange(len(features), device=device),
+        graph_starts=batch.graph_starts,
+        edges=_edge_inputs(batch.edge_features, ends, attention, device, dtype) if edge_features else None,
+        random_walk=batch.random_walk.to(device, dtype) if random_walk else None,
+        row_weights=batch.row_weights,
     )
 
 

@@ -26,10 +26,11 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The model's precision; "auto" is float16 on a GPU, for its tensor cores, and float32 on the CPU."""
+def resolve_dtype(name: str, device: torch.device, *, in_training: bool = False) -> torch.dtype:
+    """The precision of the layers; "auto" is float32 on the CPU, and 16 bits on a GPU, for its tensor cores: float16,
+    and in training bfloat16, which needs no loss scale."""
     if name == "auto":
-        name = "float16" if device.type == "cuda" else "float32"
+        name = "float32" if device.type == "cpu" else "bfloat16" if in_training else "float16"
     return getattr(torch, name)
 
 

@@ -6,15 +6,17 @@ batches.load(ids)                                     # the only input of the CU
 logits = graph.replay()[: len(ids)]                   # further rows are padding
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import fused3s
-from data.csr_batches import BatchSize, CsrBatches, to_device
+from configs import Config
+from data.batches import BatchSize, GraphSet, to_device
 from fused3s.runtime.cuda_graph import CaptureError
+from models.build import heads_of
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 
@@ -41,15 +43,15 @@ class PaddedBatches:
         node_ids: [size.rows] int64, nodes of the collection in the last `inputs`; its number of nodes means padding.
     """
 
-    def __init__(self, graphs: CsrBatches, size: BatchSize, model: GraphModel, room: Room) -> None:
+    def __init__(self, graphs: GraphSet, size: BatchSize, model: GraphModel, room: Room) -> None:
         self.graphs, self.size, self.model, self.room = graphs, size, model, room
-        self.ids = torch.full((size.graphs,), graphs.num_graphs, device=model.device)
+        self.ids = torch.full((size.graphs,), len(graphs), device=model.device)
 
     def load(self, ids: np.ndarray) -> bool:
         """Queue the copy of `ids` to the device; returns False, without a change, if the graphs do not fit."""
         if not self.graphs.fits(ids, self.size):
             return False
-        padded = np.full(self.size.graphs, self.graphs.num_graphs)
+        padded = np.full(self.size.graphs, len(self.graphs))
         padded[: len(ids)] = ids
         self.ids.copy_(to_device(torch.from_numpy(padded), self.ids.device))
         return True
@@ -62,7 +64,7 @@ class PaddedBatches:
         return self.model.prepare_batch(batch, self.room.plan)
 
 
-def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: CsrBatches | None) -> str | None:
+def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: GraphSet | None) -> str | None:
     """Why batches of this collection, or samples of one graph, cannot be padded to one size on the device; None if they
     can."""
     if backend != "fused3s":
@@ -78,16 +80,14 @@ def padding_refused(model: GraphModel, backend: str, reorder: str, graphs: CsrBa
     return None
 
 
-def make_room(size: BatchSize, *, device: torch.device, **inputs: Any) -> Room:
-    """A plan with room for batches of a size.
-
-    Args:
-        inputs: dtype, head_dim, num_heads, edge_data and backward, as of `fused3s.plan_attention`.
+def make_room(size: BatchSize, config: Config, *, device: torch.device, dtype: torch.dtype, backward: bool) -> Room:
+    """A plan of the model with room for batches of a size.
 
     Raises:
         CaptureError: no refillable plan supports these inputs.
     """
+    options = {"device": device, "dtype": dtype, "backward": backward, **heads_of(config)}
     try:
-        return fused3s.PlanRoom((size.rows, size.rows), size.edges, device=device, **inputs)
+        return fused3s.PlanRoom((size.rows, size.rows), size.edges, **options)
     except ValueError as error:
         raise CaptureError(str(error)) from error

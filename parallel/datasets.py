@@ -14,11 +14,11 @@ import data
 from configs import Config, TrainConfig
 from data import LoadedGraph
 from data.atomic import replacing
+from models.training.setup import checked_labels
 from parallel.collectives import scatter
 from parallel.group import Group, check_agreement, on_first_rank
 from parallel.inputs import refuse_settings
 from parallel.partition import METHODS, Part, PartitionError, assign_rows, partition_graph
-from training.setup import checked_labels
 
 Say = Callable[[str], None]
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from configs import Config, TrainConfig
-from data.csr_batches import BatchArrays
+from data.batches import GraphBatch
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 from parallel.attention import PartAttention, plan_part_attention
@@ -57,4 +57,4 @@ def prepare_part(model: GraphModel, features: Tensor, attention: Attention) -> G
     model.embedding.check(features)
     starts = torch.zeros(1, dtype=torch.int64, device=model.device)
     arrays = {"indptr": None, "col": None, "edge_features": None}  # `refuse_settings`: the model reads no edges
-    return model.prepare_batch(BatchArrays(features=features, graph_starts=starts, **arrays), attention)
+    return model.prepare_batch(GraphBatch(features=features, graph_starts=starts, **arrays), attention)

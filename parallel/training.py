@@ -18,16 +18,16 @@ from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph
 from models import Attention, GraphInputs, GraphModel
 from models.metrics import labels_of
+from models.training.log import EpochRecord
+from models.training.loop import Trainer
+from models.training.losses import balanced_cross_entropy
+from models.training.step import Step
+from models.training.tasks import Batch, Forward, NodesTask, Plan, Task
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.group import Group, all_values, check_agreement
 from parallel.inputs import plan_model_attention, prepare_part
 from parallel.partition import Part, describe
-from training.log import EpochRecord
-from training.loop import Trainer
-from training.losses import balanced_cross_entropy
-from training.step import Step
-from training.tasks import Batch, Forward, NodesTask, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class RankTrainer(Trainer):
 
 
 class RankStep(Step):
-    """`training.step.Step` on this rank's rows, with the gradient summed over the ranks. It returns the rank's part of
+    """`Step` on this rank's rows, with the gradient summed over the ranks. It returns the rank's part of
     the loss: their sum over the ranks is the loss."""
 
     def __init__(self, group: Group, *arguments: Any) -> None:
@@ -140,7 +140,7 @@ class PartTask(NodesTask):
 
 
 def known_labels(labels: Tensor) -> int:
-    """Labels that a loss of `training.losses` counts."""
+    """Labels that a loss of `models.training.losses` counts."""
     known = ~labels.isnan() if labels.is_floating_point() else labels >= 0
     return int(known.sum())
 

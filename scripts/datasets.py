@@ -34,7 +34,7 @@ from common.records import NOT_PUBLISHED
 from data.atomic import replacing
 from data.canonical import to_csr
 from data.errors import RectangularGraphError
-from data.graph import CsrTensors, to_tensor
+from data.graph import dgl_graph, to_tensor
 from data.loader import find_graph
 from report.datasets import markdown_of
 
@@ -153,7 +153,7 @@ def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, 
         raise RectangularGraphError(f"{name}: its keys are other nodes than its queries, and the tables are of one set")
     times.append(time.perf_counter())
     sizes = torch.tensor([csr.num_nodes])
-    _ = CsrTensors(row_pointers=to_tensor(csr.indptr), columns=to_tensor(csr.col), graph_sizes=sizes).graph
+    dgl_graph(to_tensor(csr.indptr), to_tensor(csr.col), sizes)
     times.append(time.perf_counter())
     measured = block_stats.measure(csr)
     times.append(time.perf_counter())

@@ -37,15 +37,14 @@ from common.records import Row, append_rows, check_results_file, read_rows
 from configs import TrainConfig, load_config
 from data import LoadedGraph
 from models import CheckpointError
-from models.machine import check_machine, resolve_device
+from models.machine import check_machine, resolve_device, resolve_dtype
 from models.metrics import METRICS
-from training import Trainer, TrainingError, TrainResult
-from training.rows import curve_rows, learning_curve, run_rows
-from training.setup import resolve_precision
+from models.training import Trainer, TrainingError, TrainResult
+from models.training.rows import curve_rows, learning_curve, run_rows
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
-# Keys that do not name a run: the data set does, or it may change when a run is continued (`training.checkpoint`).
+# Keys that do not name a run: the data set does, or it may change when a run is continued (`checkpoint.py`).
 NO_OTHER_RUN = ("data.name", "data.path", "data.source", "data.root")
 NO_OTHER_RUN += ("runtime.seed", "training.seeds", "training.checkpoint_seconds")
 OF_RUN = attrgetter("device", "config_sha", "data_sha256", "checkpoint", "variant", "region", "metric", "value")
@@ -75,7 +74,7 @@ def main(
         check_results_file(results)
         check_folder("--output", output)
         device = resolve_device(settings.runtime.device)
-        check_machine(settings, device, resolve_precision(settings.training.precision, device))
+        check_machine(settings, device, resolve_dtype(settings.training.precision, device, in_training=True))
         finished = load_and_train(settings, partial(train, config, settings, output, resume, results))
     raise typer.Exit(0 if finished else INTERRUPTED)
 

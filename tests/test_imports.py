@@ -21,11 +21,11 @@ ALLOWED = {
     "models.dense": {"fused3s"},
     "models": {"fused3s", "data", "configs", "bench.baselines", "models.dense"},
     "models.inference": {"fused3s", "data", "configs", "common", "models"},
-    "training": {"fused3s", "data", "configs", "common", "models"},
-    "parallel": {"fused3s", "data", "configs", "common", "models", "models.inference", "training"},
+    "models.training": {"fused3s", "data", "configs", "common", "models"},
+    "parallel": {"fused3s", "data", "configs", "common", "models", "models.inference", "models.training"},
     "bench": {
         *("fused3s", "data", "bench.baselines", "configs", "common"),
-        *("models", "models.inference", "training", "parallel", "examples"),
+        *("models", "models.inference", "models.training", "parallel", "examples"),
     },
     "report": {"configs", "common", "bench"},
 }

@@ -40,27 +40,20 @@ CUDA = Path(__file__).parent / "cuda"
 
 
 @dataclass(frozen=True, eq=False)
-class TilingData:
-    """A: indptr [num_rows + 1] int64, indices [nnz] int32."""
+class DFGNNData:
+    """A: indptr [num_rows + 1] int64, indices [nnz] int32; of hyper edge_row [nnz] int32 and bytes of a block."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class HyperData:
-    """A: indptr [num_rows + 1] int64, indices and edge_row [nnz] int32; shared memory of a block."""
-
-    indptr: torch.Tensor
-    indices: torch.Tensor
-    edge_row: torch.Tensor
-    shared_bytes: int
+    edge_row: torch.Tensor | None = None
+    shared_bytes: int | None = None
 
 
 class _DFGNNBackend(CudaBackend):
     """The base of both: float32 in and out, CSR in 64-bit offsets."""
 
     computes_in = torch.float32
+    data_type = DFGNNData
 
     def unsupported(self, dtype: torch.dtype, head_dim: int) -> str | None:
         if dtype != torch.float32 and dtype not in HALF_TYPES:
@@ -69,103 +62,65 @@ class _DFGNNBackend(CudaBackend):
             return f"it takes a head dimension up to {MAX_DIM}, got {head_dim}"
         return None
 
-    def _convert(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        refuse_gradients(self.name, *tensors)
-        return [tensor.float() for tensor in tensors]
-
     @abstractmethod
     def instance(self, head_dim: int) -> KernelInstance:
         """The kernel for a head dimension."""
+
+    def format(self, indptr: torch.Tensor, indices: torch.Tensor) -> DFGNNData:
+        return DFGNNData(indptr, indices)
+
+    @abstractmethod
+    def launch(self, num_rows: int, instance: KernelInstance) -> tuple[int, int, int, dict[str, int]]:
+        """Blocks of a head, warps of a block, bytes that a lane loads at once, and scalars of its own."""
+
+    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> DFGNNData:
+        data = self.format(*canonical_csr(graph, device))
+        if inputs.head_dim is not None:
+            get_kernel(self.instance(inputs.head_dim), device.index)
+        return data
+
+    def attend(self, data: DFGNNData, call: Call) -> torch.Tensor:
+        refuse_gradients(self.name, *call[:3])
+        num_rows, num_heads, dim = call.query.shape
+        instance = self.instance(dim)
+        blocks, warps, load_bytes, own = self.launch(num_rows, instance)
+        query, key, value = aligned_rows([tensor.float() for tensor in call[:3]], load_bytes)
+        tensors = {"row_offset": data.indptr, "column": data.indices, "query": query, "key": key, "value": value}
+        tensors |= {} if data.edge_row is None else {"edge_row": data.edge_row}
+        output = tensors["output"] = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        if output.numel():
+            kernel = get_kernel(instance, query.device.index)
+            strides = _strides(query=query, key=key, value=value)
+            scalars = kernel.scalars(dim=dim, scale_log2e=call.scale * LOG2E, **strides, **own)
+            grid, threads = (blocks, num_heads), WARP_SIZE * warps
+            launch_kernel(kernel, grid, threads, tensors, scalars, shared_bytes=data.shared_bytes)
+        return output.to(call.out_dtype)
 
 
 class DFGNNTilingBackend(_DFGNNBackend):
     name = "dfgnn_tiling"
     summary = "DF-GNN's node-parallel float32 kernel on CUDA cores; NVIDIA GPU"
-    data_type = TilingData
 
     def instance(self, head_dim: int) -> KernelInstance:
         return KernelInstance(CUDA / "dfgnn_tiling.cu", "dfgnn_tiling", (-(-head_dim // WARP_SIZE),))
 
-    def build(
-        self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None
-    ) -> TilingData:
-        data = TilingData(*canonical_csr(graph, device))
-        if inputs.head_dim is not None:
-            get_kernel(self.instance(inputs.head_dim), device.index)
-        return data
-
-    def attend(self, data: TilingData, call: Call) -> torch.Tensor:
-        query, key, value, scale, out_dtype, *_ = call
-        query, key, value = aligned_rows(self._convert(query, key, value), 4)
-        num_rows, num_heads, dim = query.shape
-        output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-        if output.numel():
-            instance = self.instance(dim)
-            kernel = get_kernel(instance, query.device.index)
-            launch_kernel(
-                kernel,
-                (num_rows, num_heads),
-                WARP_SIZE * instance.arguments[0],
-                {
-                    "row_offset": data.indptr,
-                    "column": data.indices,
-                    "query": query,
-                    "key": key,
-                    "value": value,
-                    "output": output,
-                },
-                kernel.scalars(dim=dim, scale_log2e=scale * LOG2E, **_strides(query=query, key=key, value=value)),
-            )
-        return output.to(out_dtype)
+    def launch(self, num_rows: int, instance: KernelInstance) -> tuple[int, int, int, dict[str, int]]:
+        return num_rows, instance.arguments[0], 4, {}
 
 
 class DFGNNHyperBackend(_DFGNNBackend):
     name = "dfgnn_hyper"
     summary = "DF-GNN's edge- and node-parallel float32 kernel on CUDA cores; NVIDIA GPU, no high-degree graphs"
-    data_type = HyperData
 
     def instance(self, head_dim: int) -> KernelInstance:
         vector = 4 if head_dim % (4 * WARP_SIZE) == 0 else 2 if head_dim % (2 * WARP_SIZE) == 0 else 1
         return KernelInstance(CUDA / "dfgnn_hyper.cu", "dfgnn_hyper", (vector, -(-head_dim // (vector * WARP_SIZE))))
 
-    def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> HyperData:
-        indptr, indices = canonical_csr(graph, device)
-        data = HyperData(indptr, indices, rows_of_edges(indptr).int(), hyper_shared_bytes(indptr))
-        if inputs.head_dim is not None:
-            get_kernel(self.instance(inputs.head_dim), device.index)
-        return data
+    def format(self, indptr: torch.Tensor, indices: torch.Tensor) -> DFGNNData:
+        return DFGNNData(indptr, indices, rows_of_edges(indptr).int(), hyper_shared_bytes(indptr))
 
-    def attend(self, data: HyperData, call: Call) -> torch.Tensor:
-        query, key, value, scale, out_dtype, *_ = call
-        num_rows, num_heads, dim = query.shape
-        instance = self.instance(dim)
-        load_bytes = 4 * instance.arguments[0]
-        query, key, value = aligned_rows(self._convert(query, key, value), load_bytes)
-        output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-        if output.numel():
-            kernel = get_kernel(instance, query.device.index)
-            launch_kernel(
-                kernel,
-                (-(-num_rows // HYPER_ROWS), num_heads),
-                WARP_SIZE * HYPER_ROWS,
-                {
-                    "row_offset": data.indptr,
-                    "edge_row": data.edge_row,
-                    "column": data.indices,
-                    "query": query,
-                    "key": key,
-                    "value": value,
-                    "output": output,
-                },
-                kernel.scalars(
-                    num_rows=num_rows,
-                    dim=dim,
-                    scale_log2e=scale * LOG2E,
-                    **_strides(query=query, key=key, value=value),
-                ),
-                shared_bytes=data.shared_bytes,
-            )
-        return output.to(out_dtype)
+    def launch(self, num_rows: int, instance: KernelInstance) -> tuple[int, int, int, dict[str, int]]:
+        return -(-num_rows // HYPER_ROWS), HYPER_ROWS, 4 * instance.arguments[0], {"num_rows": num_rows}
 
 
 def hyper_shared_bytes(indptr: torch.Tensor) -> int:

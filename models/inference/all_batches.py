@@ -13,7 +13,7 @@ import fused3s
 from common.cli import console, progress
 from configs import Config
 from data import LoadedGraph
-from data.csr_batches import CsrBatches, GraphRange
+from data.batches import GraphSet
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
@@ -34,8 +34,10 @@ class AllBatches(Source):
         super().__init__(config, device, loaded)
         self.model.check_features(loaded.graph)
         size = config.data.graphs_per_batch(loaded.meta.num_graphs, loaded.meta.num_nodes)
-        self._batches = CsrBatches(loaded, size, device)
-        self._first = next(iter(self._batches))
+        self._graphs, self._size = GraphSet(loaded, device), size
+        count = len(self._graphs)
+        self._ranges = [range(first, min(first + size, count)) for first in range(0, count, size)]
+        self._first = self._graphs.slice(self._ranges[0])
         self._padded: PaddedBatches | None = None
         # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
@@ -55,43 +57,42 @@ class AllBatches(Source):
 
     def _make_padded(self, backend: str) -> str | None:
         """Why there are no padded batches; None if there are."""
-        batches, model = self._batches, self.config.model
+        graphs = self._graphs
         if self.device.type != "cuda":
             return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
-        if refused := padding_refused(self.model, backend, self.config.attention.reorder, batches):
+        if refused := padding_refused(self.model, backend, self.config.attention.reorder, graphs):
             return refused
-        size = batches.largest_size([np.arange(each.first, each.last) for each in batches.ranges()])
-        shape = {"dtype": self.dtype, "head_dim": model.head_dim, "num_heads": model.heads, "backward": False}
-        shape["edge_data"] = model.edge_features != "none"
+        size = graphs.largest_size([*map(np.array, self._ranges)])
         try:
-            padded = PaddedBatches(batches, size, self.model, make_room(size, device=self.device, **shape))
+            room = make_room(size, self.config, device=self.device, dtype=self.dtype, backward=False)
+            padded = PaddedBatches(graphs, size, self.model, room)
         except CaptureError as error:
             return str(error)
-        padded.load(np.arange(self._first.first, self._first.last))
+        padded.load(np.array(self._ranges[0]))
         self._padded = padded
         return None
 
     def predict(self, execution: Execution, attention: fused3s.AttentionPlan) -> tuple[Tensor | None, SetRun | None]:
         """The logits; then up to `runtime.repeats` passes are timed."""
-        dense, batches = execution.dense, self._batches
+        dense, graphs, num_batches = execution.dense, self._graphs, len(self._ranges)
         if execution.captured:
-            passes = partial(replays, batches, self._padded, execution)
+            passes = partial(replays, self._ranges, self._padded, execution)
         else:
             plan = partial(self.plan_on, backend=attention.backend)
             passes = partial(self._eager, execution.model, plan, dense.forward)
         dense.check_weights()
-        console.print(Text(f"predicting {batches.num_graphs:,} graphs in {len(batches):,} batches"))
+        console.print(Text(f"predicting {len(graphs):,} graphs in {num_batches:,} batches"))
         parts: list[Tensor] = []
-        step = max(1, len(batches) // 20)  # a batch takes a millisecond
-        with progress(len(batches)) as advance:
+        step = max(1, num_batches // 20)  # a batch takes a millisecond
+        with progress(num_batches) as advance:
 
-            def take(batch: GraphRange, logits: Tensor) -> None:
+            def take(batch: range, logits: Tensor) -> None:
                 parts.append(logits)
-                if len(parts) % step == 0 or len(parts) == len(batches):
-                    advance(f"graph {batch.last:,} of {batches.num_graphs:,}", (len(parts) - 1) % step + 1)
+                if len(parts) % step == 0 or len(parts) == num_batches:
+                    advance(f"graph {batch.stop:,} of {len(graphs):,}", (len(parts) - 1) % step + 1)
 
             timed = run_set(passes, take, self.device, self.config.runtime.repeats)
-        run = SetRun(timed, batches.num_graphs, len(batches), batches.batch_size, batches.kept_on)
+        run = SetRun(timed, len(graphs), num_batches, self._size, graphs.kept_on)
         return torch.cat(parts), run
 
     def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
@@ -107,5 +108,5 @@ class AllBatches(Source):
         forward: Callable[[GraphInputs], Tensor],
     ) -> Passes:
         # A collection on a GPU leaves the host nothing but launches.
-        by_thread = self._batches.kept_on.type == "cpu"
-        return eager_passes(self._batches, model, plan, forward, self._stream, by_thread=by_thread)
+        by_thread = self._graphs.kept_on.type == "cpu"
+        return eager_passes(self._graphs, self._ranges, model, plan, forward, self._stream, by_thread=by_thread)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.timers import mark, milliseconds_between
-from data.csr_batches import CsrBatch, CsrBatches, GraphRange
+from data.batches import GraphSet
 from data.prefetch import made_ahead
 from fused3s import AttentionPlan
 from fused3s.graph.csr import CSRPattern
@@ -26,22 +26,24 @@ MOST_QUEUED = 4  # batches whose logits the host has not taken yet: their memory
 MADE_AHEAD = 2  # batches that a thread makes ahead
 SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
 
-Passes = Iterator[tuple[GraphRange, Callable[[], Tensor]]]  # each batch, and its forward pass
-Take = Callable[[GraphRange, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
+Passes = Iterator[tuple[range, Callable[[], Tensor]]]  # the graphs of each batch, and its forward pass
+Take = Callable[[range, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
 
 
-def replays(graphs: CsrBatches, padded: PaddedBatches, execution: Execution) -> Passes:
+def replays(ranges: Iterable[range], padded: PaddedBatches, execution: Execution) -> Passes:
     """Replays of one CUDA graph for all batches, which `padded` has room for."""
 
-    def replay(batch: GraphRange) -> Tensor:
-        padded.load(np.arange(batch.first, batch.last))
-        return execution.run()
+    def replay(batch: range) -> Tensor:
+        ids = np.arange(batch.start, batch.stop)
+        padded.load(ids)
+        return execution.run()[: padded.graphs.num_rows(ids)]  # rows behind are padding
 
-    return ((batch, partial(replay, batch)) for batch in graphs.ranges())
+    return ((batch, partial(replay, batch)) for batch in ranges)
 
 
 def eager_passes(
-    batches: Iterable[CsrBatch],
+    graphs: GraphSet,
+    ranges: Iterable[range],
     model: GraphModel,
     plan: Callable[[CSRPattern], AttentionPlan],
     forward: Callable[[GraphInputs], Tensor],
@@ -52,7 +54,8 @@ def eager_passes(
     """Eager passes, with a plan for each batch.
 
     Args:
-        batches: on the model's device, assembled on its current stream, from arrays that the caller's stream wrote.
+        graphs: whose batches are on the model's device, from arrays that the caller's stream wrote.
+        ranges: the graphs of each batch.
         stream: on a GPU, the one that batches are assembled and planned on while passes run on the current one.
         by_thread: whether a thread assembles and plans ahead. Else the thread that queues the forward passes does so
             between them, which suits work that is launches only: two threads would wait for each other.
@@ -61,17 +64,14 @@ def eager_passes(
     if stream:
         stream.wait_stream(torch.cuda.current_stream(stream.device))  # the arrays may not be there yet
 
-    def prepared() -> Iterator[tuple[CsrBatch, GraphInputs]]:
-        left = iter(batches)
-        while True:
+    def prepared() -> Iterator[tuple[range, GraphInputs]]:
+        for each in ranges:
             with torch.inference_mode(), torch.cuda.stream(stream):  # of the thread that takes the next batch
-                batch = next(left, None)
-                if batch is None:
-                    return
+                batch = graphs.slice(each)
                 inputs = model.prepare_batch(batch, plan(pattern_of(batch)))
                 if stream:
                     stream.synchronize()  # the forward pass, on another stream, finds its inputs complete
-            yield batch, inputs
+            yield each, inputs
 
     with made_ahead(prepared(), MADE_AHEAD) if by_thread else nullcontext(prepared()) as each:
         for batch, inputs in each:
@@ -99,16 +99,15 @@ def run_pass(passes: Passes, take: Take, device: torch.device) -> Pass:
 class _Queued:
     """A forward pass on the current stream, and the copy of its logits to the host."""
 
-    def __init__(self, batch: GraphRange, forward: Callable[[], Tensor], device: torch.device) -> None:
+    def __init__(self, batch: range, forward: Callable[[], Tensor], device: torch.device) -> None:
         self._batch, self._forward = batch, forward  # other streams must not get its inputs' memory before it is over
         self._start = mark(device)
         logits = forward()
         self._stop = mark(device)
-        logits = logits[: batch.last_row - batch.first_row].float()  # rows behind are of a padded batch
-        self._logits, self._copied = logits, None
+        self._logits, self._copied = logits.float(), None
         if device.type == "cuda":
-            self._logits = torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
-            self._logits.copy_(logits, non_blocking=True)
+            on_gpu, self._logits = self._logits, torch.empty(logits.shape, dtype=torch.float32, pin_memory=True)
+            self._logits.copy_(on_gpu, non_blocking=True)
             self._copied: Any = torch.cuda.Event()
             self._copied.record()
 

@@ -15,7 +15,7 @@ from configs import Config
 from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models import Execution, GraphInputs, GraphModel
-from models.build import build_model
+from models.build import build_model, plan_model
 from models.graph_inputs import Attention as AnyAttention
 from models.inference.cost import Cost, SetRun
 from models.inference.memory import memory_for
@@ -66,18 +66,9 @@ class Source:
 
     def plan_on(self, graph: Any, backend: str = "", dtype: torch.dtype | None = None) -> fused3s.AttentionPlan:
         """Attention of the model's head shape over a graph (or batch); as configured, where nothing else is given."""
-        attention, model = self.config.attention, self.config.model
-        return fused3s.plan_attention(
-            graph,
-            backend=backend or attention.backend,
-            device=self.device,
-            dtype=dtype or self.dtype,
-            head_dim=model.head_dim,
-            num_heads=model.heads,
-            reorder="none" if backend == "reference" else attention.reorder,
-            edge_data=model.edge_features != "none",
-            check=False,  # the loader did
-        )
+        given = {"backend": backend} if backend else {}
+        given |= {"reorder": "none"} if backend == "reference" else {}
+        return plan_model(graph, self.config, device=self.device, dtype=dtype or self.dtype, **given)
 
     def plan(self) -> Attention:
         """Attention over the graph, or over the first batch, by the configured backend."""

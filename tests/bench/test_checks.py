@@ -30,7 +30,7 @@ def test_every_graph_and_any_chunk_agrees_with_dense_attention(name, monkeypatch
     (rows, cols), dim = graph.shape, 72  # two slices of V, the second partial
     q, k, v = (torch.randn(size, dim).half() for size in (rows, cols, cols))
     indptr, indices = (torch.from_numpy(array.copy()) for array in (graph.indptr, graph.indices))
-    output = float64_attention(q, k, v, indptr.long(), indices, 0.3)
+    output = float64_attention(q[:, None], k[:, None], v[:, None], indptr.long(), indices, 0.3)[:, 0]
     expected = dense_attention(q[:, None], k[:, None], v[:, None], mask_of(graph), 0.3)[:, 0]
     assert output.dtype == torch.float32
     assert largest_row_error(output, expected) < 1e-7
@@ -48,7 +48,7 @@ def test_a_few_rows_at_a_time_use_the_memory_of_a_few_rows(monkeypatch):
     monkeypatch.setattr(checks, "_rows_attention", seen)
     edges = torch.tensor([10] * 16 + [0] * 20 + [500] + [3] * 4)
     indptr = torch.cat([edges.new_zeros(1), edges.cumsum(0)])
-    q = torch.randn(len(edges), 4)
+    q = torch.randn(len(edges), 1, 4)
     assert float64_attention(q, q, q, indptr, torch.zeros(int(edges.sum()), dtype=torch.int32), 1.0).equal(q)
     # At most 8 rows and 100 edges; a longer row is alone, or follows rows without an edge.
     assert sizes == [(8, 80), (8, 80), (8, 0), (8, 0), (4, 0), (1, 500), (4, 12)]
@@ -107,7 +107,8 @@ def test_the_error_of_a_row_is_that_of_all_its_heads():
 def test_scores_that_float32_cannot_tell_apart_are_told_apart():
     q, k = torch.tensor([[4096.0]]), torch.tensor([[4096.0], [4096.0 + 2**-10]])
     v = torch.tensor([[0.0], [1.0]])
-    output = float64_attention(q, k.double(), v, torch.tensor([0, 2]), torch.tensor([0, 1]), 1.0)
+    q, k, v = q[:, None], k[:, None].double(), v[:, None]
+    output = float64_attention(q, k, v, torch.tensor([0, 2]), torch.tensor([0, 1]), 1.0)
     assert output.item() == pytest.approx(torch.sigmoid(torch.tensor(4.0)).item())
 
 

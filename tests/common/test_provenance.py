@@ -68,7 +68,7 @@ def test_any_change_of_the_code_is_dirty_and_new_results_are_not(repository, mon
     [
         "kernels/cuda/fused3s.cu",
         "models/fast.py",
-        "training/step.py",
+        "models/training/step.py",
         "common/timers.py",
         "models/inference/batches.py",
     ],

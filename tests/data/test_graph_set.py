@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import data
-from data import csr_batches
-from data.csr_batches import CsrBatches
+from data import batches as module
 from data.dgl import import_dgl
 
 
@@ -93,25 +92,22 @@ def test_batches_hold_each_graph_once():
 def test_batches_in_order_are_dgls_batches(task, directed):
     graphs = random_graphs(2, directed)
     first = np.cumsum([0, *(graph.num_nodes() for graph in graphs)]).tolist()
-    batches = CsrBatches(loaded_from(graphs, task), 4, torch.device("cpu"))
-    assert (len(batches), batches.num_graphs, batches.num_rows) == (3, 10, 10 if task == "graph" else first[-1])
-    for _ in range(2):  # each pass gives them again
-        found = list(batches)
-        assert [(batch.first, batch.last) for batch in found] == [(0, 4), (4, 8), (8, 10)]
-        for batch in found:
-            ends = (batch.first, batch.last) if task == "graph" else (first[batch.first], first[batch.last])
-            assert (batch.first_row, batch.last_row) == ends
-            assert batch.indptr.dtype == torch.int64
-            assert batch.features.dtype == (torch.int32 if directed else torch.uint8)
-            assert_is_batch(batch, graphs[batch.first : batch.last])
+    graph_set = data.GraphSet(loaded_from(graphs, task))
+    for each in (range(4), range(4, 8), range(8, 10)):
+        rows = len(each) if task == "graph" else first[each.stop] - first[each.start]
+        assert graph_set.num_rows(np.array(each)) == rows
+        batch = graph_set.slice(each)
+        assert batch.indptr.dtype == torch.int64
+        assert batch.features.dtype == (torch.int32 if directed else torch.uint8)
+        assert_is_batch(batch, graphs[each.start : each.stop])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("directed", "kept_share"), [(False, 0.5), (True, 0.0)])
 def test_picked_graphs_are_dgls_batch_of_them(monkeypatch, directed, kept_share, device):
-    monkeypatch.setattr(csr_batches, "KEPT_SHARE", kept_share)  # of GPU memory; the arrays stay on the host with 0
+    monkeypatch.setattr(module, "KEPT_SHARE", kept_share)  # of GPU memory; the arrays stay on the host with 0
     graphs = random_graphs(3, directed)
-    batches = CsrBatches(loaded_from(graphs, "graph"), 4, torch.device(device))
+    batches = data.GraphSet(loaded_from(graphs, "graph"), torch.device(device))
     for ids in ([7, 0, 3, 0], [5], range(10)):
         found = batches.picked(np.array(ids))
         assert {array.device.type for array in vars(found).values() if array is not None} == {device}
@@ -122,7 +118,7 @@ def test_picked_graphs_are_dgls_batch_of_them(monkeypatch, directed, kept_share,
 @pytest.mark.parametrize("directed", [False, True])
 def test_padded_batches_are_dgls_batch_of_their_graphs_and_padding(directed, device):
     graphs = random_graphs(3, directed)
-    batches = CsrBatches(loaded_from(graphs, "graph"), 4, torch.device(device))
+    batches = data.GraphSet(loaded_from(graphs, "graph"), torch.device(device))
     size = batches.largest_size([np.arange(10)])
     assert size.rows % 64 == 0
     for ids in ([7, 0, 3, 0], [5], list(range(10)), []):
@@ -154,7 +150,7 @@ def test_padded_batches_are_dgls_batch_of_their_graphs_and_padding(directed, dev
         of_padding = [end - start for start, end in zip(found.graph_starts.tolist(), ends, strict=True)][len(ids) :]
         assert sum(of_padding) == size.rows - num_rows
         assert min(of_padding) >= 0
-        assert max(of_padding) <= csr_batches.PADDING_ROWS
+        assert max(of_padding) <= module.PADDING_ROWS
 
 
 def featured(graph):
@@ -168,7 +164,7 @@ def test_sizes_of_padded_batches():
     sizes = rng.integers(1, 40, 300)
     sizes[7] = 900
     graphs = [featured(import_dgl().graph((torch.arange(n - 1), torch.arange(1, n)), num_nodes=n)) for n in sizes]
-    batches = CsrBatches(loaded_from(graphs, "graph"), 8, torch.device("cpu"))
+    batches = data.GraphSet(loaded_from(graphs, "graph"))
     ids = np.delete(np.arange(300), 7)
     likely = batches.likely_size(ids, 64)
     for seed in range(200):
@@ -188,7 +184,7 @@ def test_sizes_of_padded_batches():
 
 def test_a_collection_without_edges_is_padded():
     graphs = [featured(import_dgl().graph(([], []), num_nodes=n, idtype=torch.int32)) for n in (3, 1)]
-    batches = CsrBatches(loaded_from(graphs, "graph"), 2, torch.device("cpu"))
+    batches = data.GraphSet(loaded_from(graphs, "graph"))
     size = batches.largest_size([np.arange(2)])
     found = batches.padded(torch.tensor([1, 0]), size)
     assert (found.col.tolist(), found.indptr.max().item(), found.features.sum().item()) == ([-1], 0, 4)
@@ -212,14 +208,3 @@ def test_wrong_arguments_are_errors_at_the_call(arguments, message):
         graph_set.batches(**arguments)
     with pytest.raises(TypeError, match=r"loaded: got str; the LoadedGraph that data\.load returns is needed"):
         data.GraphSet("ogbg-molhiv")
-
-
-def test_batches_in_order_refuse_what_is_no_range():
-    loaded = loaded_from(random_graphs(1, True), "graph")
-    for batch_size in (0, -1):
-        with pytest.raises(ValueError, match=f"batch_size: got {batch_size}; 1 or more"):
-            CsrBatches(loaded, batch_size, torch.device("cpu"))
-    batches = CsrBatches(loaded, 4, torch.device("cpu"))
-    for first, last in ((-1, 2), (3, 2), (5, 11)):
-        with pytest.raises(ValueError, match=rf"graphs {first} to {last}: 0 to 10 are allowed"):
-            batches.batch(first, last)

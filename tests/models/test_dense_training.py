@@ -27,7 +27,7 @@ def make_model(dim, dtype, dropout=0.0, norm="layer"):
             parameter.data += 0.3 * torch.randn_like(parameter)
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm1d):
-            module.float()  # as `training.precision.WorkingCopy` shares them
+            module.float()  # as `models.training.precision.WorkingCopy` shares them
     return model
 
 

@@ -8,7 +8,7 @@ from rank_pool import GPUS, run_alone
 
 import data
 from configs import TrainConfig
-from training import Trainer
+from models.training import Trainer
 
 NODES, FEATURES = 70, 6
 

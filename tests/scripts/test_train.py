@@ -74,7 +74,7 @@ def wait_for_rows(log, count, is_running):
 
 
 def test_report_files_and_rows(train, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.rows.CURVE_POINTS", 3)
+    monkeypatch.setattr("models.training.rows.CURVE_POINTS", 3)
     done = train("run", "--set", "training.seeds=[3, 4]")
     assert done.exit_code == 0, done.output
     tests, curves = [], []

@@ -1,8 +1,13 @@
 """Weights of a Graph Transformer block, torch's result, and the bound for the kernel's."""
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from tolerance import FLOOR, row_errors
+
+from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER
 
 EPS = 1e-5
 
@@ -81,3 +86,11 @@ def unusual_rows(kind: str, p: dict, attn_out: torch.Tensor, h: torch.Tensor) ->
 
 
 UNUSUAL = ("zeros", "far negative", "one huge", "ramp", "small")
+
+
+def on(place: str, *values: Any) -> Any:
+    """Parameters of a test on the CPU (tests/cuda_shim), or on a GPU; their first is the device."""
+    return pytest.param(place, *values, marks=NEEDS_COMPILER if place == "cpu" else pytest.mark.gpu)
+
+
+PLACES = [on("cpu"), on("cuda")]

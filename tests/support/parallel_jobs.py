@@ -30,6 +30,7 @@ from fused3s.backends.reference import ReferenceBackend
 from fused3s.runtime.cuda_graph import CaptureError, capture
 from fused3s.terms.dropout import Dropout
 from models import GraphTransformer
+from models.training import EpochRecord, TrainingError, TrainResult
 from parallel import (
     Group,
     Part,
@@ -41,6 +42,7 @@ from parallel import (
     scatter,
 )
 from parallel import group as group_module
+from parallel.attention import PartAttention
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
 from parallel.datasets import open_part
@@ -48,7 +50,6 @@ from parallel.inputs import prepare_part
 from parallel.passes import SplitPasses
 from parallel.training import RankTrainer
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
-from training import EpochRecord, TrainingError, TrainResult
 
 # Imported here, once for all ranks: tensorboard and DGL take seconds.
 import_dgl()
@@ -79,6 +80,12 @@ def register_backends() -> None:
     REGISTRY["split"] = SplitBackend()
 
 
+def plan_part(part: Part, group: Group, backend: str, query: torch.Tensor) -> PartAttention:
+    """Both passes over a part, for queries [n, H, d]."""
+    shape = {"dtype": query.dtype, "head_dim": query.shape[2], "num_heads": query.shape[1]}
+    return plan_part_attention(part, group, backend=backend, **shape, backward=True)
+
+
 def attend(
     group: Group,
     cases: list[tuple[list[Part], list[torch.Tensor], torch.Tensor]],
@@ -91,15 +98,7 @@ def attend(
         part = parts[group.rank]
         rows = torch.from_numpy(part.rows)
         q, k, v = (tensor[rows].to(group.device).requires_grad_() for tensor in tensors)
-        attention = plan_part_attention(
-            part,
-            group,
-            backend=backend,
-            dtype=q.dtype,
-            head_dim=q.shape[2],
-            num_heads=q.shape[1],
-            backward=True,
-        )
+        attention = plan_part(part, group, backend, q)
         assert attention.backend == backend
         assert isinstance(attention.passes, SplitPasses) == (backend in ("split", "fused3s"))
         output = attention(q, k, v, **options)
@@ -140,15 +139,7 @@ def loss_along(
     `directions`, and its derivative along them by the gradients."""
     part = parts[group.rank]
     rows = torch.from_numpy(part.rows)
-    attention = plan_part_attention(
-        part,
-        group,
-        backend=backend,
-        dtype=torch.float64,
-        head_dim=tensors[0].shape[2],
-        num_heads=tensors[0].shape[1],
-        backward=True,
-    )
+    attention = plan_part(part, group, backend, tensors[0])
 
     def loss(moved: float) -> tuple[torch.Tensor, list[torch.Tensor]]:
         pairs = zip(tensors, directions, strict=True)
@@ -216,15 +207,7 @@ def run_model(
     part = parts[group.rank]
     model = GraphTransformer(**options).double()
     model.load_state_dict(weights)
-    attention = plan_part_attention(
-        part,
-        group,
-        backend="split",
-        dtype=torch.float64,
-        head_dim=model.head_dim,
-        num_heads=options["heads"],
-        backward=True,
-    )
+    attention = plan_part(part, group, "split", torch.empty(0, options["heads"], model.head_dim, dtype=torch.float64))
     rows = torch.from_numpy(part.rows)
     logits = model(prepare_part(model, features[rows], attention))
     torch.nn.functional.cross_entropy(logits, labels[rows], reduction="sum").backward()
@@ -234,13 +217,17 @@ def run_model(
     return gather_rows(part, logits.detach(), group), gradients
 
 
+def trainer_of(group: Group, settings: dict[str, Any], folder: str, **options: Any) -> RankTrainer:
+    config = TrainConfig.model_validate(settings)
+    part, loaded, _ = open_data(group, config)
+    return RankTrainer(group, part, config, loaded, Path(folder), seed=0, **options)
+
+
 def train(
     group: Group, settings: dict[str, Any], folder: str, resume: bool = False
 ) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor]]:
     """Epochs, result and weights of a run of `scripts/train.py`."""
-    config = TrainConfig.model_validate(settings)
-    part, loaded, _ = open_part(config, group, lambda text: None)
-    trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0, resume=resume)
+    trainer = trainer_of(group, settings, folder, resume=resume)
     records = list(trainer.run())
     return records, trainer.result, trainer.step.model.state_dict()
 
@@ -261,21 +248,17 @@ def train_captured(
 ) -> tuple[list[EpochRecord], TrainResult | None, dict[str, torch.Tensor], str, int]:
     """As `train`, with a captured step; also the reason, and the number of graphs that the group must free."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.step.capture_step", CalledAgain)
+        patch.setattr("models.training.step.capture_step", CalledAgain)
         patch.setattr(CalledAgain, "FAILING", failing)
         patch.setattr(RankTrainer, "_capture_refused", lambda trainer: None)
-        config = TrainConfig.model_validate(settings)
-        part, loaded, _ = open_part(config, group, lambda text: None)
-        trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0)
+        trainer = trainer_of(group, settings, folder)
         records = list(trainer.run())
         return records, trainer.result, trainer.step.model.state_dict(), trainer.graph_reason, len(group.graphs)
 
 
 def train_until(group: Group, settings: dict[str, Any], folder: str, epochs: int) -> int:
     """Train until the last rank asks for a stop in epoch `epochs`; the epochs that this rank trained."""
-    config = TrainConfig.model_validate(settings)
-    part, loaded, _ = open_part(config, group, lambda text: None)
-    trainer = RankTrainer(group, part, config, loaded, Path(folder), seed=0)
+    trainer = trainer_of(group, settings, folder)
     is_last = group.rank == group.size - 1
     trainer.stop = is_last and epochs == 1
     for count, _ in enumerate(trainer.run(), 2):

@@ -21,8 +21,20 @@ TYPES = [(HALF, SINGLE), (HALF, HALF), (BFLOAT, SINGLE), (BFLOAT, BFLOAT)]
 DIMS = [8, 16, 24, 64, 72, 128, 136, 200, 256]
 
 
-def split_rows(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> KernelInstance:
-    return paper_instance(dtype, out_dtype, dim, permuted=False, split_rows=True, **switches)
+SPLIT_ROWS, EDGE_PARALLEL = {"permuted": False, "split_rows": True}, {"reordered": False, "edge_parallel": True}
+# Least TCBs of a block, and most blocks: windows of several blocks, blocks with parts of two windows, two blocks.
+RUNS = [(1, 4096), (3, 4096), (1, 2)]
+# Instance, heads, and runs of edge-parallel blocks.
+SWITCHED = [(HALF, SINGLE, dim, SPLIT_ROWS | {"reordered": each}, 1, RUNS[0]) for dim in DIMS for each in (False, True)]
+SWITCHED += [(HALF, SINGLE, dim, EDGE_PARALLEL, 1, runs) for dim in DIMS for runs in RUNS]
+SWITCHED += [
+    (*types, 136, EDGE_PARALLEL | more, 2, RUNS[0]) for types in TYPES for more in ({}, {"permuted": False}, SPLIT_ROWS)
+]
+
+
+def set_runs(monkeypatch, least_tcbs: int, most_blocks: int) -> None:
+    monkeypatch.setattr(fused3s_paper, "LEAST_TCBS", least_tcbs)
+    monkeypatch.setattr(fused3s_paper, "MOST_BLOCKS", most_blocks)
 
 
 def check(monkeypatch, spec: KernelInstance, graph, heads: int, scale: float, label: str) -> float:
@@ -37,46 +49,18 @@ def check(monkeypatch, spec: KernelInstance, graph, heads: int, scale: float, la
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("reordered", [False, True])
-@pytest.mark.parametrize("dim", DIMS)
-def test_split_rows_on_edge_cases(monkeypatch, edge_case, dim, reordered):
-    check(monkeypatch, split_rows(HALF, SINGLE, dim, reordered=reordered), edge_case, 1, 0.2, "edge case")
+@pytest.mark.parametrize(("dtype", "out_dtype", "dim", "switches", "heads", "runs"), SWITCHED, ids=str)
+def test_switches_on_edge_cases(monkeypatch, edge_case, dtype, out_dtype, dim, switches, heads, runs):
+    set_runs(monkeypatch, *runs)
+    check(monkeypatch, paper_instance(dtype, out_dtype, dim, **switches), edge_case, heads, 0.2, f"edge case, {runs}")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", REAL_GRAPHS)
 def test_split_rows_on_real_graphs(monkeypatch, real_graph_dir, name):
     graph = load_real_graph(real_graph_dir, name)
-    assert check(monkeypatch, split_rows(HALF, SINGLE, 128, reordered=False), graph, 1, 1.0, name) < 2e-3
-
-
-# Least TCBs of a block, and most blocks: windows of several blocks, blocks with parts of two windows, two blocks.
-RUNS = [(1, 4096), (3, 4096), (1, 2)]
-
-
-def edge_parallel(dtype: torch.dtype, out_dtype: torch.dtype, dim: int, **switches: bool) -> KernelInstance:
-    return paper_instance(dtype, out_dtype, dim, reordered=False, edge_parallel=True, **switches)
-
-
-def set_runs(monkeypatch, least_tcbs: int, most_blocks: int) -> None:
-    monkeypatch.setattr(fused3s_paper, "LEAST_TCBS", least_tcbs)
-    monkeypatch.setattr(fused3s_paper, "MOST_BLOCKS", most_blocks)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("runs", RUNS, ids=str)
-@pytest.mark.parametrize("dim", DIMS)
-def test_edge_parallel_on_edge_cases(monkeypatch, edge_case, dim, runs):
-    set_runs(monkeypatch, *runs)
-    check(monkeypatch, edge_parallel(HALF, SINGLE, dim), edge_case, 1, 0.2, f"edge case, {runs}")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("switches", [{}, {"permuted": False}, {"permuted": False, "split_rows": True}], ids=str)
-@pytest.mark.parametrize(("dtype", "out_dtype"), TYPES, ids=str)
-def test_edge_parallel_of_every_type_and_with_heads(monkeypatch, edge_case, dtype, out_dtype, switches):
-    set_runs(monkeypatch, 1, 4096)
-    check(monkeypatch, edge_parallel(dtype, out_dtype, 136, **switches), edge_case, 2, 0.3, "edge case")
+    spec = paper_instance(HALF, SINGLE, 128, reordered=False, **SPLIT_ROWS)
+    assert check(monkeypatch, spec, graph, 1, 1.0, name) < 2e-3
 
 
 @pytest.mark.gpu
@@ -86,8 +70,8 @@ def test_edge_parallel_of_every_type_and_with_heads(monkeypatch, edge_case, dtyp
         {},
         {"reordered": False, "permuted": False},
         {"reordered": True, "permuted": False},
-        {"reordered": False, "permuted": False, "split_rows": True},
-        {"reordered": False, "edge_parallel": True},
+        SPLIT_ROWS | {"reordered": False},
+        EDGE_PARALLEL,
     ],
     ids=str,
 )
@@ -151,7 +135,7 @@ def test_edge_parallel_blocks_have_enough_tcbs_and_are_few(monkeypatch, num_tcbs
     set_runs(monkeypatch, least_tcbs, most_blocks)
     bsb = BSB.from_csr([0, 8 * num_tcbs], np.arange(8 * num_tcbs), num_cols=8 * max(num_tcbs, 1))
     assert bsb.num_tcbs == num_tcbs
-    assert edge_parallel(HALF, SINGLE, 64).arguments.num_blocks(bsb) == blocks
+    assert paper_instance(HALF, SINGLE, 64, **EDGE_PARALLEL).arguments.num_blocks(bsb) == blocks
 
 
 def test_edge_parallel_and_reordered_exclude_each_other():

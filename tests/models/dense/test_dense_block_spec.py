@@ -1,5 +1,7 @@
 """The dense block without running it: what its instances need, and which weights and inputs are refused."""
 
+from itertools import chain
+
 import pytest
 import torch
 from dense_cases import parameters
@@ -16,17 +18,17 @@ from models.dense.weights import (
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_instances_keep_everything_in_registers(dtype):
+@pytest.mark.parametrize("dim", DIMS)  # the compiler takes seconds for each
+def test_instances_keep_everything_in_registers(dim):
     pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
-    # Each dimension in one of the types: the compiler takes seconds for each, and registers do not depend on the type.
-    turn = (torch.float16, torch.bfloat16).index(dtype)
-    shapes = [(dim, after) for dim in DIMS[turn::2] for after in (True, False)]
-    of_training = [(dim, after) for dim, after in shapes if dim in TRAINING_DIMS]
+    dtype = (torch.float16, torch.bfloat16)[DIMS.index(dim) % 2]  # registers do not depend on the type
+    shapes = [(dim, after) for after in (True, False)]
+    of_training = shapes if dim in TRAINING_DIMS else []
     specs = [block_instance(dtype, *shape) for shape in shapes]
     specs += [block_instance(dtype, *shape, keep=True) for shape in of_training]
     backward = [backward_instance(dtype, *shape) for shape in of_training]
-    for spec, report in (compile_ptxas(specs, ARCH) | compile_ptxas(backward, ARCH)).items():
+    reports = [compile_ptxas(instances, ARCH) for instances in (specs, backward) if instances]
+    for spec, report in chain.from_iterable(each.items() for each in reports):
         threads = block_threads(spec.arguments[3])  # consumers
         assert report.registers == 65536 // threads // 8 * 8, (spec.name, report)  # before they are moved
         assert report.spill_bytes == 0, (spec.name, report)

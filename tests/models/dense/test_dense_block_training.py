@@ -1,8 +1,13 @@
-"""The kernels of a dense block of training on a GPU: every row and column sum against autograd in float64."""
+"""The kernels of a dense block of training against autograd in float64: on the CPU (tests/cuda_shim) and on a GPU."""
+
+import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
-from dense_training_cases import assert_training_block, make_case, packed_block, run
+from dense_cases import PLACES, on
+from dense_training_cases import assert_training_block, make_case, packed_block
+from dense_training_cases import run as run_kernels
 from poison import poisoned_buffers
 
 from models.dense.block_training import (
@@ -11,43 +16,104 @@ from models.dense.block_training import (
     dense_block_forward,
     training_block_unavailable,
 )
+from tests.cuda_shim.cuda_on_cpu import MODES, Mode, cuda_on_cpu
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HALF, BFLOAT = torch.float16, torch.bfloat16
+NUM_SMS = 2  # on the CPU
+THREE_ROUNDS = 2 * NUM_SMS * 3 * 64 + 65  # of blocks with three consumers; the last has few rows
+RANDOM = [Mode("random", "any_time", resident=2, seed=seed) for seed in range(4)]
+LATE, EARLY = MODES["late"], MODES["early"]
 
 
 @pytest.fixture(autouse=True)
-def available() -> None:
-    if reason := training_block_unavailable(torch.device("cuda"), torch.float16, 128):
+def available(request) -> None:
+    if request.node.get_closest_marker("gpu") and (
+        reason := training_block_unavailable(torch.device("cuda"), HALF, 128)
+    ):
         pytest.skip(reason)
 
 
-@pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000, 169343])
-@pytest.mark.parametrize("has_next", [True, False])
-@pytest.mark.parametrize("dim", TRAINING_DIMS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_row(monkeypatch, rows, has_next, dim, dtype):
-    case = make_case(rows, dim, has_next, dtype, "cuda", rate=0.25 if rows == 1000 else 0.0)
-    with poisoned_buffers(monkeypatch):
-        found = run(case)
-    assert_training_block(found, case, f"{rows} rows, d = {dim}")
+@pytest.fixture
+def run(monkeypatch):
+    """All that both kernels write into poisoned memory, by name."""
+
+    def run(case, mode: Mode = LATE):
+        on_cpu = case.h.device.type == "cpu"
+        with cuda_on_cpu(mode, num_sms=NUM_SMS) if on_cpu else nullcontext(), poisoned_buffers(monkeypatch):
+            return run_kernels(case)
+
+    return run
 
 
-def test_no_rows():
-    found = run(make_case(0, 128, True, torch.float16, "cuda"))
+SHAPES_ON_CPU = [*((dim, HALF, True) for dim in TRAINING_DIMS), (TRAINING_DIMS[0], HALF, False), (128, BFLOAT, False)]
+SHAPES = [(dim, dtype, has_next) for dim in TRAINING_DIMS for dtype in (HALF, BFLOAT) for has_next in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("place", "dim", "dtype", "has_next"),
+    [*(on("cpu", *shape) for shape in SHAPES_ON_CPU), *(on("cuda", *shape) for shape in SHAPES)],
+    ids=str,
+)
+def test_every_row(run, place, dim, dtype, has_next):
+    cases = [(1, LATE), (63, EARLY), (65, RANDOM[0]), (THREE_ROUNDS, RANDOM[1]), (THREE_ROUNDS, EARLY)]
+    if place == "cuda":
+        cases = [(rows, LATE) for rows in (1, 63, 64, 65, 1000, 169343)]
+    for rows, mode in cases:
+        case = make_case(rows, dim, has_next, dtype, place, rate=0.25 if rows == 1000 else 0.0)
+        assert_training_block(run(case, mode), case, f"{rows} rows, d = {dim}, {mode}")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("dim", "rate"), [*zip(TRAINING_DIMS, (0.1, 0.75, 0.5), strict=True)])
+def test_dropout_is_the_mask_of_row_and_unit(run, place, dim, rate):
+    case = make_case(100, dim, True, HALF, place, rate=rate)
+    assert_training_block(run(case, RANDOM[2]), case, f"rate {rate}, d = {dim}")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_gradient_gives_zeros(run, place):
+    case = make_case(70, 128, True, HALF, place)
+    case.grad.zero_(), case.qkv_grad.zero_()
+    assert all(not rows.any() for name, rows in run(case).items() if name.startswith("d "))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_rows(run, place):
+    found = run(make_case(0, 128, True, HALF, place))
+    assert found["d attn_out"].shape == (0, 128)
     assert not found["d up_b"].any()
+    assert found["d up_b"].shape == (256,)
 
 
-@pytest.mark.parametrize("dim", TRAINING_DIMS)
-def test_results_are_the_same_bits_every_time(dim):
-    case = make_case(169343, dim, True, torch.bfloat16, "cuda")
+@pytest.mark.parametrize(
+    ("place", "rows", "dim"), [on("cpu", THREE_ROUNDS, 128), *(on("cuda", 169343, dim) for dim in TRAINING_DIMS)]
+)
+def test_sums_do_not_depend_on_the_order_of_events(run, place, rows, dim):
+    case = make_case(rows, dim, True, BFLOAT, place)
     first = run(case)
-    for _ in range(20):
-        found = run(case)
+    for mode in RANDOM[:2] if place == "cpu" else [LATE] * 20:
+        found = run(case, mode)
         assert all(torch.equal(first[name], found[name]) for name in first)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_a_row_that_is_not_finite_spoils_no_other(run, place):
+    case = make_case(70, 128, True, HALF, place)
+    clean = run(case)
+    spoilt = dataclasses.replace(case, grad=case.grad.clone())
+    spoilt.grad[66, 3] = torch.nan
+    found = run(spoilt)
+    others = torch.arange(70) != 66
+    for name in ("d sum2", "d hidden", "d sum1", "d attn_out"):
+        assert torch.isnan(found[name][66]).any()
+        assert torch.equal(found[name][others], clean[name][others])
+
+
+@pytest.mark.gpu
 def test_cuda_graph_capture_and_replay():
-    case = make_case(5000, 128, True, torch.bfloat16, "cuda", rate=0.5)
+    case = make_case(5000, 128, True, BFLOAT, "cuda", rate=0.5)
     packed = packed_block(case)
 
     def both() -> tuple[torch.Tensor, ...]:

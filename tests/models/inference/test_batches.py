@@ -1,6 +1,7 @@
 """A model over all batches of a collection against the same model on DGL's batch of all graphs."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,12 +9,13 @@ import torch
 from reference_room import CalledAgain, ReferenceRoom
 
 import data
-from data.csr_batches import CsrBatches
+import fused3s
+from data.batches import GraphSet
 from fused3s import plan_attention
 from models import Execution, GraphTransformer, prepare_execution
 from models.fast import choose_dense
 from models.inference.batches import eager_passes, replays, run_pass
-from models.padded_batches import PaddedBatches, make_room, padding_refused
+from models.padded_batches import PaddedBatches, padding_refused
 
 CPU, HEADS = torch.device("cpu"), 2
 
@@ -49,11 +51,11 @@ def reference_plan(graph, device=CPU, **options):
 
 def logits_of_all(passes, device=CPU):
     """Logits of all graphs in their order, and the pass."""
-    rows, parts = [0], []
+    ends, parts = [0], []
 
     def take(batch, logits):
-        assert batch.first_row == rows[-1]
-        rows.append(batch.last_row)
+        assert batch.start == ends[-1]
+        ends.append(batch.stop)
         parts.append(logits.clone())
 
     with torch.inference_mode():
@@ -72,18 +74,28 @@ def expected_of(model, loaded, **options):
 
 
 def padded_batches(loaded, model, room=ReferenceRoom, device=CPU):
-    graphs = CsrBatches(loaded, 8, device)
-    size = graphs.largest_size([np.arange(each.first, each.last) for each in graphs.ranges()])
+    """The graphs of each batch, and all of them padded."""
+    graphs = GraphSet(loaded, device)
+    ranges = ranges_of(graphs, 8)
+    size = graphs.largest_size([*map(np.array, ranges)])
     shape = {"device": device, "dtype": model.dtype, "head_dim": model.head_dim, "num_heads": HEADS}
-    return graphs, PaddedBatches(graphs, size, model, room((size.rows, size.rows), size.edges, **shape))
+    return ranges, PaddedBatches(graphs, size, model, room((size.rows, size.rows), size.edges, **shape))
+
+
+def ranges_of(graphs, size):
+    return [range(first, min(first + size, len(graphs))) for first in range(0, len(graphs), size)]
+
+
+def passes_over(graphs, size, *arguments, **options):
+    return eager_passes(graphs, ranges_of(graphs, size), *arguments, **options)
 
 
 @pytest.mark.parametrize(("task", "pos_enc", "by_thread"), [("graph", 0, True), ("node", 0, False), ("graph", 3, True)])
 def test_batches_predict_what_the_whole_predicts(collection, task, pos_enc, by_thread):
     loaded, model = collection(task=task), model_for(task, pos_enc=pos_enc)
-    batches = CsrBatches(loaded, 8, CPU)
+    graphs = GraphSet(loaded)
     for _ in range(2):
-        found, one = logits_of_all(eager_passes(batches, model, reference_plan, model, by_thread=by_thread))
+        found, one = logits_of_all(passes_over(graphs, 8, model, reference_plan, model, by_thread=by_thread))
         torch.testing.assert_close(found, expected_of(model, loaded), atol=2e-5, rtol=0)
     assert len(one.forward) == 5
     assert 0 < sum(one.forward) / 1e3 < one.seconds
@@ -99,7 +111,7 @@ def test_edge_features_in_batches(collection, form):
     def plan(graph):
         return reference_plan(graph, edge_data=True)
 
-    found, _ = logits_of_all(eager_passes(CsrBatches(loaded, 8, CPU), model, plan, model, by_thread=False))
+    found, _ = logits_of_all(passes_over(GraphSet(loaded), 8, model, plan, model, by_thread=False))
     torch.testing.assert_close(found, expected_of(model, loaded, edge_data=True), atol=2e-5, rtol=0)
 
 
@@ -115,19 +127,19 @@ def test_an_error_in_a_batch_ends_the_pass(collection, by_thread):
 
     model = model_for()
     with pytest.raises(ValueError, match="the third batch"):
-        logits_of_all(eager_passes(CsrBatches(collection(), 8, CPU), model, plan, model, by_thread=by_thread))
+        logits_of_all(passes_over(GraphSet(collection()), 8, model, plan, model, by_thread=by_thread))
 
 
 @pytest.mark.parametrize(("task", "codes"), [("graph", True), ("node", False)])
 def test_padded_batches_predict_what_the_whole_predicts(collection, task, codes):
     loaded = collection(codes, task=task)
     model = model_for(task, in_features=(4, 4) if codes else 5)
-    graphs, padded = padded_batches(loaded, model)
+    ranges, padded = padded_batches(loaded, model)
     padded.load(np.arange(8))
     again = CalledAgain(lambda: model(padded.inputs()), CPU)
     execution = Execution(model, padded.inputs(), choose_dense(model, "plain"), again, "")
     for _ in range(2):
-        found, _ = logits_of_all(replays(graphs, padded, execution))
+        found, _ = logits_of_all(replays(ranges, padded, execution))
         torch.testing.assert_close(found, expected_of(model, loaded), atol=2e-5, rtol=0)
     assert padded.room.fills == 2 + 2 * 5
 
@@ -152,23 +164,23 @@ def test_graphs_that_do_not_fit_are_not_loaded(collection):
     ],
 )
 def test_the_reason_against_padded_batches_is_given(collection, backend, reorder, options, reason):
-    found = padding_refused(model_for(**options), backend, reorder, CsrBatches(collection(), 8, CPU))
+    found = padding_refused(model_for(**options), backend, reorder, GraphSet(collection()))
     assert found is None if reason is None else reason in found
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kept_share", "by_thread"), [(0.5, False), (0.0, True)])
 def test_gpu_batches_predict_what_the_whole_predicts(collection, monkeypatch, kept_share, by_thread):
-    monkeypatch.setattr("data.csr_batches.KEPT_SHARE", kept_share)
+    monkeypatch.setattr("data.batches.KEPT_SHARE", kept_share)
     loaded, model = collection(), model_for(dim=64).to(gpu(), torch.float16)
-    batches = CsrBatches(loaded, 3, gpu())
-    assert batches.kept_on.type == ("cuda" if kept_share else "cpu")
+    graphs = GraphSet(loaded, gpu())
+    assert graphs.kept_on.type == ("cuda" if kept_share else "cpu")
 
     def plan(graph):
         return plan_attention(graph, backend="fused3s", device=gpu(), dtype=torch.float16, head_dim=32, num_heads=2)
 
     stream = torch.cuda.Stream(gpu(), priority=-1)
-    arrays = [each for each in batches._arrays.values() if each.is_cuda]
+    arrays = [each for each in graphs._arrays.values() if each.is_cuda]
     complete = [each.clone() for each in arrays]
     for each in arrays:
         each.fill_(1)
@@ -177,7 +189,7 @@ def test_gpu_batches_predict_what_the_whole_predicts(collection, monkeypatch, ke
     for each, values in zip(arrays, complete, strict=True):
         each.copy_(values)
     for _ in range(5):
-        passes = eager_passes(batches, model, plan, model, stream, by_thread=by_thread)
+        passes = passes_over(graphs, 3, model, plan, model, stream, by_thread=by_thread)
         found, _ = logits_of_all(passes, gpu())
         torch.testing.assert_close(found, expected_of(model, loaded), atol=1e-2, rtol=0)
 
@@ -187,13 +199,10 @@ def test_gpu_batches_predict_what_the_whole_predicts(collection, monkeypatch, ke
 def test_gpu_one_cuda_graph_serves_all_batches(collection, task):
     loaded = collection(task=task)
     model = model_for(task, dim=64).to(gpu()).cast(torch.float16)
-    graphs = CsrBatches(loaded, 8, gpu())
-    size = graphs.largest_size([np.arange(each.first, each.last) for each in graphs.ranges()])
-    shape = {"device": gpu(), "dtype": torch.float16, "head_dim": model.head_dim, "num_heads": HEADS}
     with torch.inference_mode():
-        padded = PaddedBatches(graphs, size, model, make_room(size, backward=False, **shape))
+        ranges, padded = padded_batches(loaded, model, partial(fused3s.PlanRoom, backward=False), gpu())
         padded.load(np.arange(8))
         execution = prepare_execution(model, padded.inputs, backend="fused3s", dense="plain", cuda_graph=True)
     for _ in range(2):
-        found, _ = logits_of_all(replays(graphs, padded, execution), gpu())
+        found, _ = logits_of_all(replays(ranges, padded, execution), gpu())
         torch.testing.assert_close(found, expected_of(model, loaded), atol=1e-2, rtol=0)

@@ -3,7 +3,7 @@ each."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from data import LoadedGraph
-from data.csr_batches import CsrBatches, to_device
+from data.batches import BatchSize, GraphSet, to_device
 from data.packed import rows_of
+from fused3s.runtime.cuda_graph import capture
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
 from models.metrics import OF_TARGETS, UNKNOWN
-from models.padded_batches import PaddedBatches
-from training.targets import Targets
+from models.padded_batches import PaddedBatches, Room
+from models.training.targets import Targets
 
 PARTS = ("train", "valid", "test")
 EVALUATED = 4  # ratio of batches of evaluation, whose activations are not kept, to those of a step
@@ -32,7 +33,30 @@ class Batch:
     labels: Tensor
 
 
+class LazyBatch:
+    """A `Batch` whose tensors are made on first use: a captured step reads the key alone.
+
+    Attributes:
+        key: what decides them: ids of graphs [B], or a sample.
+    """
+
+    def __init__(self, key: Any, inputs: Callable[[], GraphInputs], labels: Callable[[], Tensor]) -> None:
+        self.key, self._inputs, self._labels = key, inputs, labels
+
+    @cached_property
+    def inputs(self) -> GraphInputs:
+        return self._inputs()
+
+    @cached_property
+    def labels(self) -> Tensor:
+        return self._labels()
+
+
 Forward = Callable[[Batch], Tensor]
+# Of a captured step. Load queues the copy of a batch's ids; it returns False, without a change, if the batch does not
+# fit. Assemble gives what was loaded last, in tensors of one size.
+Load, Assemble = Callable[[LazyBatch], bool], Callable[[], Batch]
+MakeRoom = Callable[[BatchSize, bool], Room]  # a plan for batches of a size, with its backward pass if True
 
 
 class Task(Protocol):
@@ -100,7 +124,7 @@ class GraphsTask:
         self.metric = metric
         model.check_features(loaded.graph)
         self.device = model.device
-        self.graphs = CsrBatches(loaded, batch_size, self.device)
+        self.graphs = GraphSet(loaded, self.device)
         self.sizes = {part: len(ids) for part, ids in loaded.splits.items()}
         self.ids = self._graphs_of(loaded)
         self.targets = Targets.of(labels[loaded.splits["train"]]) if metric in OF_TARGETS else None
@@ -112,7 +136,7 @@ class GraphsTask:
         self.kept = list(self._batches("valid", None))  # the same in each epoch
         self.inputs(self.ids["train"][:1].numpy())  # a backend that cannot run is an error now
 
-    def batches(self, seed: list[int]) -> "Iterator[GraphsBatch]":
+    def batches(self, seed: list[int]) -> Iterator[LazyBatch]:
         return self._batches("train", seed)
 
     def predict(self, forward: Forward, part: str) -> tuple[Tensor, Tensor]:
@@ -129,9 +153,27 @@ class GraphsTask:
         labels, further = self.labels[batch.ids], batch.size.all_graphs - batch.size.graphs
         return torch.cat([labels, self.labels[-1:].expand(further, *labels.shape[1:])])
 
-    def num_rows(self, ids: np.ndarray) -> int:
-        """Rows of the output for the graphs `ids` [B]."""
-        return ids.size
+    def likely_size(self) -> BatchSize:
+        """Room for nearly all batches of a step."""
+        return self.graphs.likely_size(self.ids["train"].numpy(), self.batch_size)
+
+    def slot(self, size: BatchSize, room: Room) -> tuple[Load, Assemble]:
+        """Batches that are assembled and planned in memory of their own, with one that fits loaded."""
+        padded = PaddedBatches(self.graphs, size, self.model, room)
+        padded.load(self.ids["train"][:1].numpy())
+        return lambda batch: padded.load(batch.key), lambda: Batch(padded.inputs(), self.padded_labels(padded))
+
+    def evaluation(self, evaluate: Forward, make_room: MakeRoom) -> Callable[[LazyBatch], Tensor]:
+        """Logits of the batches of validation and test, by a CUDA graph."""
+        size = self.graphs.largest_size([*self.order("valid", None), *self.order("test", None)])
+        load, assemble = self.slot(size, make_room(size, False))
+        captured = capture(lambda: evaluate(assemble()), self.device)
+
+        def run(batch: LazyBatch) -> Tensor:
+            load(batch)
+            return captured.replay()[: self.graphs.num_rows(batch.key)].clone()  # the next replay overwrites it
+
+        return run
 
     def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
         """Ids of the graphs of each split."""
@@ -150,8 +192,9 @@ class GraphsTask:
         ids = np.random.default_rng(seed).permutation(ids)
         return [ids[first : first + self.batch_size] for first in range(0, len(ids), self.batch_size)]
 
-    def _batches(self, part: str, seed: list[int] | None) -> "Iterator[GraphsBatch]":
-        return (GraphsBatch(self, ids) for ids in self.order(part, seed))
+    def _batches(self, part: str, seed: list[int] | None) -> Iterator[LazyBatch]:
+        for ids in self.order(part, seed):
+            yield LazyBatch(ids, partial(self.inputs, ids), partial(self.labels_of, ids))
 
 
 class NodesOfGraphsTask(GraphsTask):
@@ -162,9 +205,6 @@ class NodesOfGraphsTask(GraphsTask):
 
     def padded_labels(self, batch: PaddedBatches) -> Tensor:
         return self.labels[batch.node_ids]
-
-    def num_rows(self, ids: np.ndarray) -> int:
-        return int(self.graphs.sizes[ids].sum())
 
     def _graphs_of(self, loaded: LoadedGraph) -> dict[str, Tensor]:
         sizes = self.graphs.sizes
@@ -179,18 +219,3 @@ class NodesOfGraphsTask(GraphsTask):
                 )
             found[part] = torch.from_numpy(np.flatnonzero(counts))
         return found
-
-
-class GraphsBatch:
-    """A `Batch` of the graphs `ids` [B] with lazy tensors: a captured step reads the ids alone."""
-
-    def __init__(self, task: GraphsTask, ids: np.ndarray) -> None:
-        self._task, self.ids = task, ids
-
-    @cached_property
-    def inputs(self) -> GraphInputs:
-        return self._task.inputs(self.ids)
-
-    @cached_property
-    def labels(self) -> Tensor:
-        return self._task.labels_of(self.ids)

@@ -5,7 +5,7 @@ run in the precision of the configuration (`training.precision`). On one machine
 also after a kill and a resume.
 """
 
-from training.errors import TrainingError
-from training.loop import EpochRecord, Trainer, TrainResult
+from models.training.errors import TrainingError
+from models.training.loop import EpochRecord, Trainer, TrainResult
 
 __all__ = ["EpochRecord", "TrainResult", "Trainer", "TrainingError"]

@@ -16,8 +16,8 @@ from data.atomic import replacing
 from models import GraphModel
 from models.metrics import is_better
 from models.torch_files import read_torch_file
-from training.errors import TrainingError
-from training.step import Step
+from models.training.errors import TrainingError
+from models.training.step import Step
 
 VERSION = 4
 

@@ -4,18 +4,14 @@ current stream   | step i, reads slot A               | step i + 1, reads slot B
 second stream    | assembly of i + 1, writes slot B   | assembly of i + 2, writes slot A   | ...
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
 from models.second_stream import SecondStream
-from training.step import Step
-from training.tasks import Batch, Task
-
-Load = Callable[[Any], bool]  # queues the copy of a batch's ids; returns False, without a change, if it does not fit
-Assemble = Callable[[], Batch]  # of what was loaded last, in tensors of one size
+from models.training.step import Step
+from models.training.tasks import Assemble, Batch, GraphsTask, Load, MakeRoom, Task
 
 
 class Slot:
@@ -44,23 +40,28 @@ class Slot:
 
 
 class CapturedBatches:
-    """`Step` on batches that are padded to one size. Larger batches run eagerly. Subclasses add `evaluate`.
+    """`Step` on batches that are padded to one size. Larger batches run eagerly. Another CUDA graph evaluates a batch.
+    Dropout masks differ from those of an eager step, whose batches have other shapes.
 
     Args:
-        make_slot: makes the functions of each slot, and loads a batch that fits.
+        task: batches of graphs, or samples.
 
     Attributes:
+        size: padded size of the batches of a step.
         num_eager: number of steps that ran eagerly.
 
     Raises:
-        CaptureError: a layer waits for the GPU.
+        CaptureError: no refillable plan supports the model's heads, or a layer waits for the GPU.
     """
 
-    def __init__(self, step: Step, make_slot: Callable[[], tuple[Load, Assemble]]) -> None:
-        self.step, self.num_eager = step, 0
+    def __init__(self, step: Step, task: GraphsTask | Any, make_room: MakeRoom) -> None:
+        self.step, self.num_eager, self.size = step, 0, task.likely_size()
         self._second = SecondStream(step.device)
-        first = Slot(step, *make_slot(), None)
-        self._slots = [first, Slot(step, *make_slot(), first)]
+        self._slots: list[Slot] = []
+        for _ in range(2):
+            shares = self._slots[0] if self._slots else None
+            self._slots.append(Slot(step, *task.slot(self.size, make_room(self.size, True)), shares))
+        self.evaluate = task.evaluation(step.evaluate, make_room)
 
     def __call__(self, batch: Any, following: Any = None) -> Tensor:
         """The loss before the step, on the device; the batch `following` is assembled meanwhile."""

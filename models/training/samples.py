@@ -3,7 +3,7 @@ all layers, as PyG's NeighborLoader gives it. Evaluation takes the whole graph."
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cache, partial
 from itertools import islice
 
 import numpy as np
@@ -11,17 +11,14 @@ import torch
 from torch import Tensor
 
 from data import LoadedGraph
-from data.csr_batches import BatchArrays, BatchSize, rounded_size, to_device
+from data.batches import BatchSize, GraphBatch, rounded_size, to_device
 from data.neighbours import NeighbourSampler, Sample
 from data.prefetch import made_ahead
-from fused3s.runtime.cuda_graph import CapturedGraph, capture
-from models import GraphInputs
+from fused3s.runtime.cuda_graph import capture
 from models.graph_inputs import pattern_of
 from models.metrics import UNKNOWN
 from models.padded_batches import Room
-from training.captured_batches import Assemble, CapturedBatches, Load
-from training.step import Step
-from training.tasks import Batch, NodesTask
+from models.training.tasks import Assemble, Batch, Forward, LazyBatch, Load, MakeRoom, NodesTask
 
 THREADS, MADE_AHEAD = 4, 8  # that draw samples; samples that are drawn while others are used
 TRIED, ROOM = 8, 1.1  # samples that are drawn to choose the padded size, and its ratio to the largest of them
@@ -44,12 +41,14 @@ class SampledNodesTask(NodesTask):
         self.sampler = NeighbourSampler(loaded.row_pointers.numpy(), loaded.columns.numpy(), fan_out)
         self.limits = loaded.meta.num_nodes, loaded.meta.num_edges
 
-    def batches(self, seed: list[int]) -> "Iterator[SampledBatch]":
+    def batches(self, seed: list[int]) -> Iterator[LazyBatch]:
         with ThreadPoolExecutor(THREADS) as pool:
             draws = (pool.submit(draw) for draw in self.draws(seed))
             with made_ahead(draws, MADE_AHEAD) as ahead:
                 for drawn in ahead:
-                    yield SampledBatch(self, drawn.result())
+                    sample = drawn.result()
+                    made = cache(partial(self._eager, sample))
+                    yield LazyBatch(sample, lambda made=made: made().inputs, lambda made=made: made().labels)
 
     def draws(self, seed: list[int]) -> Iterator[Callable[[], Sample]]:
         """Functions that draw the samples of an epoch, in any order or at once."""
@@ -65,12 +64,35 @@ class SampledNodesTask(NodesTask):
         room = (min(int(ROOM * most), limit) for most, limit in zip(largest, self.limits, strict=True))
         return rounded_size(self.batch_size, *room)
 
+    def slot(self, size: BatchSize, room: Room) -> tuple[Load, Assemble]:
+        def fits(sample: Sample) -> bool:
+            return len(sample.nodes) <= size.rows and len(sample.col) <= size.edges
+
+        fitting = next(sample for draw in self.draws([0]) if fits(sample := draw()))
+        held = to_device(packed(fitting, size), self.labels.device)
+
+        def load(batch: LazyBatch) -> bool:
+            if found := fits(batch.key):
+                held.copy_(to_device(packed(batch.key, size), held.device))
+            return found
+
+        return load, lambda: self.batch(held, size, room)
+
+    def evaluation(self, evaluate: Forward, make_room: MakeRoom) -> Callable[[Batch], Tensor]:
+        """Of the whole graph."""
+        captured = capture(lambda: evaluate(self.whole), self.labels.device)
+        return lambda batch: captured.replay()
+
+    def _eager(self, sample: Sample) -> Batch:
+        size = size_of(sample)
+        return self.batch(to_device(packed(sample, size), self.labels.device), size)
+
     def batch(self, packed: Tensor, size: BatchSize, room: Room | None = None) -> Batch:
         """A packed sample on the device, planned in a room if one is given: a CUDA graph can capture that."""
         (num_nodes, num_seeds), nodes, indptr, col = packed.split([2, size.rows, size.rows + 1, size.edges])
         row = torch.arange(size.rows, device=packed.device)
         is_node = row < num_nodes
-        batch = BatchArrays(
+        batch = GraphBatch(
             indptr=indptr,
             col=col,
             features=self.whole.inputs.features[nodes].where(is_node[:, None], 0),
@@ -82,62 +104,6 @@ class SampledNodesTask(NodesTask):
             room.fill((indptr, col))
         inputs = self.model.prepare_batch(batch, room.plan if room else self.plan(pattern_of(batch)))
         return Batch(inputs, self.labels[nodes].where(row < num_seeds, UNKNOWN))
-
-
-class SampledBatch:
-    """A `Batch` of a sample with lazy tensors: a captured step reads the sample alone."""
-
-    def __init__(self, task: SampledNodesTask, sample: Sample) -> None:
-        self._task, self.sample = task, sample
-
-    @cached_property
-    def _batch(self) -> Batch:
-        size = size_of(self.sample)
-        return self._task.batch(to_device(packed(self.sample, size), self._task.labels.device), size)
-
-    @property
-    def inputs(self) -> GraphInputs:
-        return self._batch.inputs
-
-    @property
-    def labels(self) -> Tensor:
-        return self._batch.labels
-
-
-class CapturedSamples(CapturedBatches):
-    """`CapturedBatches` of samples, packed and padded; a CUDA graph evaluates the whole graph.
-
-    Args:
-        make_room: as of `training.captured_graphs.CapturedGraphs`, which has this attribute, too.
-
-    Raises:
-        CaptureError: no refillable plan supports the model's heads, or a layer waits for the GPU.
-    """
-
-    def __init__(self, step: Step, task: SampledNodesTask, make_room: Callable[[BatchSize, bool], Room]) -> None:
-        self.size = task.likely_size()
-        fitting = next(sample for draw in task.draws([0]) if self._fits(sample := draw()))
-
-        def make_slot() -> tuple[Load, Assemble]:
-            room = make_room(self.size, True)
-            held = to_device(packed(fitting, self.size), step.device)
-
-            def load(batch: SampledBatch) -> bool:
-                if fits := self._fits(batch.sample):
-                    held.copy_(to_device(packed(batch.sample, self.size), step.device))
-                return fits
-
-            return load, lambda: task.batch(held, self.size, room)
-
-        super().__init__(step, make_slot)
-        self._evaluation: CapturedGraph[Tensor] = capture(lambda: step.evaluate(task.whole), step.device)
-
-    def evaluate(self, batch: Batch) -> Tensor:
-        return self._evaluation.replay()
-
-    def _fits(self, sample: Sample) -> bool:
-        size = size_of(sample)
-        return size.rows <= self.size.rows and size.edges <= self.size.edges
 
 
 def size_of(sample: Sample) -> BatchSize:

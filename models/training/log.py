@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from data.atomic import replacing, writing
-from training.errors import TrainingError
+from models.training.errors import TrainingError
 
 
 @dataclass(frozen=True)

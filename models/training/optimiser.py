@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import TrainingConfig
-from training.vectors import WeightVector
+from models.training.vectors import WeightVector
 
 MOMENTUM = 0.9  # of sgd
 

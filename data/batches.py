@@ -1,18 +1,22 @@
-"""Batches of graphs of a collection as CSR tensors on a device, without a DGLGraph: slices where the graphs follow one
-another, else a gather; and gathers of one size, which a CUDA graph can capture."""
+"""Batches of graphs of a collection as CSR tensors on a device: slices where the graphs follow one another, else a
+gather; and gathers of one size, which a CUDA graph can capture."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.graph import LoadedGraph
-from data.packed import compact
+from data.graph import LoadedGraph, dgl_graph
+from data.packed import compact, rows_of
 
 if TYPE_CHECKING:
+    import dgl
     import torch
+
+    Ids = Sequence[int] | np.ndarray | torch.Tensor
 
 ROW_MULTIPLE = 64  # the rows of a padded batch are a multiple of it
 PADDING_ROWS = 64  # most rows of a graph of padding: a mean over thousands of rows would take longer than the model
@@ -21,17 +25,19 @@ KEPT_SHARE = 0.5  # most of a GPU's free memory that a collection may take
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BatchArrays:
+class GraphBatch:
     """B graphs as one block-diagonal matrix.
 
     Attributes:
         indptr: [n + 1] int64; col: [nnz] int32 or int64, ascending in each row. A row is a query (see `data`).
-        features: [n, F] float32, or [n, C] codes of any integer type.
+        features: [n, F] float32, or [n, C] codes of any integer type; [n, 0] without features.
         edge_features: [nnz, F] float32 or [nnz, C] codes; None without them.
         graph_starts: [B] int64, first node of each graph.
         random_walk: [n, k] float32, random-walk encoding; None without it.
         row_weights: [n] float32 of a padded batch of r real rows: 1 / r for these, 0 for padding; None: all are real.
         node_ids: [n] int64 of a padded batch: each row's node of the collection of N nodes, N for padding; else None.
+        ids, labels: of `GraphSet.batch`, on the CPU, else None. [B] int64, the graphs' numbers in the collection; of a
+            graph task [B, T] float32, of a node task [n] int64, None if the collection has no labels.
     """
 
     indptr: "torch.Tensor"
@@ -42,25 +48,16 @@ class BatchArrays:
     random_walk: "torch.Tensor | None" = None
     row_weights: "torch.Tensor | None" = None
     node_ids: "torch.Tensor | None" = None
+    ids: "torch.Tensor | None" = None
+    labels: "torch.Tensor | None" = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class GraphRange:
-    """The graphs `first` .. `last` - 1 of a collection.
-
-    Attributes:
-        first_row, last_row: their rows among the outputs of all graphs: nodes of a node task, graphs of a graph task.
-    """
-
-    first: int
-    last: int
-    first_row: int
-    last_row: int
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class CsrBatch(BatchArrays, GraphRange):
-    """The arrays of a range of graphs."""
+    @cached_property
+    def graph(self) -> "dgl.DGLGraph":
+        """The DGLGraph of a batch without padding, made on first use; codes become int64."""
+        sizes = self.graph_starts.diff(append=self.graph_starts.new_tensor([len(self.features)]))
+        features = {"feat": _expanded(self.features)} if self.features.shape[1] else {}
+        of_edges = {} if self.edge_features is None else {"feat": _expanded(self.edge_features)}
+        return dgl_graph(self.indptr.to(self.col.dtype), self.col, sizes, features, of_edges)
 
 
 @dataclass(frozen=True)
@@ -81,32 +78,36 @@ class BatchSize:
         return self.graphs + -(-self.rows // PADDING_ROWS)
 
 
-class CsrBatches:
-    """All graphs of `data.load`, in their order, in batches. Iterate it as often as needed.
+class GraphSet:
+    """A collection, packed: `GraphSet(data.load(name, batch_size=None))`.
 
     The arrays are kept on a GPU if they fit into half of its free memory: a batch is then a few small kernels. Else
     they stay in host memory, or in the files that they are mapped from, and a batch is copied from there without
     waiting for the copy. Codes take the smallest type that holds them: all of ogbg-molhiv takes 45 MB.
 
+    Args:
+        device: of the batches; None for the CPU.
+
+    Raises:
+        TypeError: the first argument is no LoadedGraph.
+
     Attributes:
-        num_graphs, num_rows: graphs, and rows of the output, of all batches.
+        meta, labels: of the loaded graph.
         sizes: [G] int64, nodes of each graph; edge_counts: [G] int64.
         kept_on: where the arrays are.
     """
 
-    def __init__(self, loaded: LoadedGraph, batch_size: int, device: "torch.device") -> None:
+    def __init__(self, loaded: LoadedGraph, device: "torch.device | None" = None) -> None:
+        if not isinstance(loaded, LoadedGraph):
+            raise TypeError(f"loaded: got {type(loaded).__name__}; the LoadedGraph that data.load returns is needed")
         import torch
 
-        if batch_size < 1:
-            raise ValueError(f"batch_size: got {batch_size}; 1 or more is allowed")
         indptr, col = loaded.row_pointers, loaded.columns
+        self.meta, self.labels, self.device = loaded.meta, loaded.labels, device or torch.device("cpu")
         self.sizes = loaded.graph_sizes.numpy()
-        self.num_graphs, self.batch_size, self.device = self.sizes.size, batch_size, device
         self._first_node = np.append(0, self.sizes.cumsum())
         self._first_edge = indptr.numpy()[self._first_node].astype(np.int64)
         self.edge_counts = np.diff(self._first_edge)
-        self._rows_are_graphs = loaded.meta.task == "graph"
-        self.num_rows = self.num_graphs if self._rows_are_graphs else int(self._first_node[-1])
         features = loaded.node_data.get("feat", torch.empty(len(indptr) - 1, 0))
         arrays = {"indptr": indptr, "col": col, "features": compact(features)}
         arrays["starts"] = torch.from_numpy(self._first_node)
@@ -116,41 +117,63 @@ class CsrBatches:
             arrays["edge_features"] = compact(loaded.edge_data["feat"])
         if "random_walk" in loaded.node_data:
             arrays["random_walk"] = loaded.node_data["random_walk"]
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
             if sum(array.nbytes for array in arrays.values()) <= KEPT_SHARE * free:
-                arrays = {key: array.to(device) for key, array in arrays.items()}
+                arrays = {key: array.to(self.device) for key, array in arrays.items()}
                 arrays["indptr"] = arrays["indptr"].long()  # once: on the host an array mapped from a file stays there
         self._arrays, self.kept_on = arrays, arrays["col"].device
 
     def __len__(self) -> int:
-        return -(-self.num_graphs // self.batch_size)
+        return self.sizes.size
 
-    def __iter__(self) -> Iterator[CsrBatch]:
-        return (self.batch(each.first, each.last) for each in self.ranges())
-
-    def ranges(self) -> Iterator[GraphRange]:
-        """The graphs of each batch, without their arrays."""
-        for first in range(0, self.num_graphs, self.batch_size):
-            yield self._range(first, min(first + self.batch_size, self.num_graphs))
-
-    def _range(self, first: int, last: int) -> GraphRange:
-        nodes = (int(self._first_node[graph]) for graph in (first, last))
-        first_row, last_row = (first, last) if self._rows_are_graphs else nodes
-        return GraphRange(first=first, last=last, first_row=first_row, last_row=last_row)
-
-    def batch(self, first: int, last: int) -> CsrBatch:
-        """The graphs `first` .. `last` - 1, queued on the current stream of the device.
+    def batch(self, ids: "Ids") -> GraphBatch:
+        """The graphs `ids` [B] as one batch, in this order, with their labels.
 
         Raises:
-            ValueError: they are not within 0 .. G.
+            ValueError: there is no id, or one outside 0 .. G - 1.
         """
-        if not 0 <= first <= last <= self.num_graphs:
-            raise ValueError(f"graphs {first} to {last}: 0 to {self.num_graphs} are allowed, in this order")
-        node, last_node = (int(self._first_node[graph]) for graph in (first, last))
-        edge, last_edge = (int(self._first_edge[graph]) for graph in (first, last))
-        return CsrBatch(
-            **vars(self._range(first, last)),
+        import torch
+
+        ids, labels = self._checked(ids), self.labels
+        if labels is not None:
+            labels = labels[torch.from_numpy(ids if self.meta.task == "graph" else rows_of(ids, self.sizes))]
+        return replace(self.picked(ids), ids=torch.from_numpy(ids), labels=labels)
+
+    def batches(
+        self, ids: "Ids | None" = None, batch_size: int = 1024, *, seed: int | Sequence[int] | None = None
+    ) -> Iterator[GraphBatch]:
+        """Batches of `batch_size` graphs, the last one possibly smaller.
+
+        Args:
+            ids: graphs to take, such as splits["train"]; None for all.
+            batch_size: 1 or more.
+            seed: shuffles `ids` first, the same way for the same seed (`[seed, epoch]` for one order an epoch); None
+                keeps their order.
+
+        Raises:
+            ValueError: an id is outside 0 .. G - 1, there is none, batch_size is below 1, or the seed is none.
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size: got {batch_size!r}; an integer of 1 or more is needed")
+        ids = self._checked(np.arange(len(self)) if ids is None else ids)
+        if seed is not None:
+            try:
+                ids = np.random.default_rng(seed).permutation(ids)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"seed: got {seed!r}; integers of 0 or more are needed, one or several") from error
+        return (self.batch(ids[first : first + batch_size]) for first in range(0, ids.size, batch_size))
+
+    def num_rows(self, ids: np.ndarray) -> int:
+        """Rows of the output for the graphs `ids` [B]: graphs of a graph task, nodes of a node task."""
+        return len(ids) if self.meta.task == "graph" else int(self.sizes[ids].sum())
+
+    def slice(self, graphs: range) -> GraphBatch:
+        """Graphs that follow one another, queued on the current stream of the device."""
+        first, last = graphs.start, graphs.stop
+        node, last_node = self._first_node[[first, last]].tolist()
+        edge, last_edge = self._first_edge[[first, last]].tolist()
+        return GraphBatch(
             indptr=self._part("indptr", slice(node, last_node + 1)).long() - edge,
             col=self._part("col", slice(edge, last_edge)) - node,
             features=self._part("features", slice(node, last_node)),
@@ -159,7 +182,7 @@ class CsrBatches:
             random_walk=self._part("random_walk", slice(node, last_node)),
         )
 
-    def picked(self, ids: np.ndarray) -> BatchArrays:
+    def picked(self, ids: np.ndarray) -> GraphBatch:
         """The graphs `ids` [B] in this order, queued on the current stream of the device.
 
         Args:
@@ -177,7 +200,7 @@ class CsrBatches:
         indptr, col = self._arrays["indptr"], self._arrays["col"]
         degrees = (indptr[nodes + 1] - indptr[nodes]).long()
         moved = torch.repeat_interleave(starts - first_node, counts_there, output_size=len(edges))
-        return BatchArrays(
+        return GraphBatch(
             indptr=self._to(torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])),
             col=self._to(col[edges] + moved.to(col.dtype)),
             features=self._part("features", nodes),
@@ -186,15 +209,15 @@ class CsrBatches:
             random_walk=self._part("random_walk", nodes),
         )
 
-    def padded(self, ids: "torch.Tensor", size: BatchSize) -> BatchArrays:
+    def padded(self, ids: "torch.Tensor", size: BatchSize) -> GraphBatch:
         """As `picked`, with shapes that depend on `size` alone: nothing waits, and a CUDA graph can capture it.
 
         Rows behind those of the graphs are zeros without edges; they form graphs of PADDING_ROWS rows at most, or of
         none, so that there are `size.all_graphs`. Entries of `col` behind the last edge are -1, with any edge features.
 
         Args:
-            ids: [size.graphs] int64 on `kept_on`: graphs of the collection that `size` has room for; `num_graphs`
-                stands for no graph.
+            ids: [size.graphs] int64 on `kept_on`: graphs of the collection that `size` has room for; G stands
+                for no graph.
         """
         import torch
 
@@ -212,7 +235,7 @@ class CsrBatches:
         walks = arrays.get("random_walk")
         has_row = has_node[:-1, None]
         further = PADDING_ROWS * torch.arange(size.all_graphs - size.graphs, device=ids.device)
-        return BatchArrays(
+        return GraphBatch(
             indptr=(arrays["indptr"][nodes].long() - moved_edge[graph]).where(has_node, edge_ends[-1]),
             col=(col[edges] - moved_node[of_edge].to(col.dtype)).where(has_edge, -1),
             features=arrays["features"][nodes[:-1]].where(has_row, 0),
@@ -244,6 +267,20 @@ class CsrBatches:
         sums = len(ids), self.sizes[ids].sum(), self.edge_counts[ids].sum()
         return all(used <= room for used, room in zip(sums, (size.graphs, size.rows, size.edges), strict=True))
 
+    def _checked(self, ids: "Ids") -> np.ndarray:
+        try:
+            ids = np.asarray(ids)
+        except ValueError as error:
+            raise ValueError(f"ids: integers in one row are needed ({error})") from error
+        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"ids: got shape {ids.shape}, dtype {ids.dtype}; one integer or more is needed, in one row"
+            )
+        outside = ids[(ids < 0) | (ids >= len(self))]
+        if outside.size:
+            raise ValueError(f"ids: got {outside[0]}; the set has the graphs 0 .. {len(self) - 1}")
+        return ids.astype(np.int64, copy=False)
+
     def _part(self, key: str, rows: "slice | torch.Tensor") -> "torch.Tensor | None":
         return self._to(self._arrays[key][rows]) if key in self._arrays else None
 
@@ -261,6 +298,10 @@ def to_device(array: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
 def rounded_size(graphs: int, rows: int, edges: int) -> BatchSize:
     """Room for these numbers."""
     return BatchSize(graphs, max(1, -(-rows // ROW_MULTIPLE)) * ROW_MULTIPLE, max(1, edges))
+
+
+def _expanded(values: "torch.Tensor") -> "torch.Tensor":
+    return values if values.is_floating_point() else values.long()
 
 
 def _gathered_rows(

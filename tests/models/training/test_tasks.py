@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 
 from models import GraphTransformer
 from models.metrics import score_on_test
+from models.training import Trainer
+from models.training.rows import run_rows
+from models.training.targets import Targets
+from models.training.tasks import PARTS
 from parallel.training import RankStep
-from training import Trainer
-from training.rows import run_rows
-from training.targets import Targets
-from training.tasks import PARTS
 
 LONG = {"training__epochs": 20, "training__lr": 0.02, "training__checkpoint_seconds": 30.0, "data__batch_size": 5}
 
@@ -46,7 +46,7 @@ def test_a_batch_has_the_labels_of_its_nodes(nodes_of_graphs, make_config, tmp_p
     task = Trainer(make_config(data__batch_size=3), nodes_of_graphs, tmp_path, seed=0).task
     parts = nodes_of_graphs.labels.tensor_split(nodes_of_graphs.graph_sizes.cumsum(0)[:-1])
     for batch in task.batches([0, 1]):
-        assert torch.equal(batch.labels, torch.cat([parts[graph] for graph in batch.ids]))
+        assert torch.equal(batch.labels, torch.cat([parts[graph] for graph in batch.key]))
         assert len(batch.inputs.features) == len(batch.labels)
 
 

@@ -9,9 +9,9 @@ import torch
 
 import data
 from configs import TrainConfig, load_config
-from training import Trainer
+from models.training import Trainer
 
-TRAIN = Path(__file__).resolve().parents[2] / "configs" / "train"
+TRAIN = Path(__file__).resolve().parents[3] / "configs" / "train"
 # On the CPU, and the warm-up is shorter than the one epoch.
 HERE = ("runtime.device=cpu", "runtime.dense=auto", "training.epochs=1", "training.warmup_epochs=0")
 GRAPHS, NODES = 18, 5  # of a collection; of each graph

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 import fused3s
 from models.build import build_model
-from training import Trainer
+from models.training import Trainer
 
 SAMPLES = {"training__sampler": "neighbor", "data__batch_size": 4}
 
@@ -23,7 +23,7 @@ def test_samples_of_all_neighbours_have_the_loss_and_gradients_of_the_whole_grap
     plan = fused3s.plan_attention(nodes.graph, device="cpu", backend="reference", dtype=torch.float64)
     inputs, seen = model.prepare(nodes.graph, plan), []
     for batch in trainer.task.batches([0, 1]):
-        seeds = torch.from_numpy(batch.sample.nodes[: batch.sample.num_seeds])
+        seeds = torch.from_numpy(batch.key.nodes[: batch.key.num_seeds])
         seen += seeds.tolist()
         expected = F.cross_entropy(model(inputs)[seeds], nodes.labels[seeds], ignore_index=-1)
         assert trainer.step(batch).item() == pytest.approx(expected.item(), rel=1e-5)
@@ -31,7 +31,7 @@ def test_samples_of_all_neighbours_have_the_loss_and_gradients_of_the_whole_grap
         for parameter, gradient in zip(trainer.step.model.parameters(), gradients, strict=True):
             torch.testing.assert_close(parameter.grad.double(), gradient, atol=1e-6, rtol=1e-4)
     assert sorted(seen) == sorted(nodes.splits["train"].tolist())
-    assert seen != [node for batch in trainer.task.batches([0, 2]) for node in batch.sample.nodes[:4]]
+    assert seen != [node for batch in trainer.task.batches([0, 2]) for node in batch.key.nodes[:4]]
     _, labels = trainer.step.predict(trainer.task, "test")
     assert torch.equal(labels, nodes.labels[nodes.splits["test"]])
 

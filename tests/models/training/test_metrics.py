@@ -9,7 +9,7 @@ import torch
 
 from data.sources.ogb_import import import_ogb
 from models.metrics import score, score_on_test
-from training.losses import balanced_cross_entropy, binary_cross_entropy, cross_entropy, l1, l2, loss_for
+from models.training.losses import balanced_cross_entropy, binary_cross_entropy, cross_entropy, l1, l2, loss_for
 
 
 def test_accuracy_leaves_unknown_labels_out():

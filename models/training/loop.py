@@ -16,34 +16,33 @@ from torch import Tensor
 from configs import TrainConfig
 from data import LoadedGraph
 from data.atomic import only_writer
-from data.csr_batches import BatchSize
+from data.batches import BatchSize
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Attention, GraphModel
-from models.build import build_model
+from models.build import build_model, plan_model
 from models.fast import training_forward, training_path
-from models.machine import resolve_device
+from models.machine import resolve_device, resolve_dtype
 from models.metrics import score
-from models.padded_batches import Room, padding_refused
+from models.padded_batches import Room, make_room, padding_refused
 from models.trained_weights import TrainedWeights, save_weights
-from training.checkpoint import Best, identity, load_state, save_state
-from training.errors import TrainingError
-from training.log import LOG, EpochRecord, TrainingLog, is_log
-from training.losses import loss_for
-from training.optimiser import learning_rate, make_optimiser, set_learning_rate
-from training.precision import WorkingCopy
-from training.setup import make_task, plan_for_training, resolve_precision, room_for_training
-from training.step import CapturedStep, Step
-from training.tasks import Task
+from models.training.checkpoint import Best, identity, load_state, save_state
+from models.training.errors import TrainingError
+from models.training.log import LOG, EpochRecord, TrainingLog, is_log
+from models.training.losses import loss_for
+from models.training.optimiser import learning_rate, make_optimiser, set_learning_rate
+from models.training.precision import WorkingCopy
+from models.training.setup import make_task
+from models.training.step import CapturedStep, Step
+from models.training.tasks import Task
 
 INITIAL_SHARE = 0.05  # of the initial weights in the average at the end of a run, above which there is a warning
 LAST, BEST = "last.pt", "best.safetensors"
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from training.captured_graphs import CapturedGraphs
-    from training.samples import CapturedSamples
+    from models.training.captured_batches import CapturedBatches
 
-    Runner = Step | CapturedStep | CapturedGraphs | CapturedSamples
+    Runner = Step | CapturedStep | CapturedBatches
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Trainer:
 
         last.pt                         state of the run, every training.checkpoint_seconds
         best.safetensors, best.json     weights of the epoch with the best validation metric (`models.trained_weights`)
-        metrics.csv, tensorboard/       `training.log`
+        metrics.csv, tensorboard/       `models.training.log`
 
     Args:
         config: the resolved configuration.
@@ -122,7 +121,7 @@ class Trainer:
             )
         self.config, self.meta, self.folder, self.seed = config, loaded.meta, folder, seed
         self.device = device or resolve_device(config.runtime.device)
-        self.precision = resolve_precision(config.training.precision, self.device)
+        self.precision = resolve_dtype(config.training.precision, self.device, in_training=True)
         model = build_model(config, loaded.meta, seed, pyg=config.attention.backend == "pyg").to(self.device)
         self.backend = ""
         working = WorkingCopy(model, self.precision)
@@ -320,7 +319,7 @@ class Trainer:
 
     def _plan(self, graph: Any) -> Attention:
         """Attention over a graph; its backend is that of the report."""
-        plan = plan_for_training(graph, self.config, self.device, self.precision)
+        plan = plan_model(graph, self.config, device=self.device, dtype=self.precision, backward=True)
         self.backend = plan.backend
         return plan
 
@@ -335,11 +334,9 @@ class Trainer:
             try:
                 if self.task.static is not None:
                     return CapturedStep(self.step, self.task.static), chosen
-                from training.captured_graphs import CapturedGraphs  # on use: of several batches on a GPU
-                from training.samples import CapturedSamples, SampledNodesTask
+                from models.training.captured_batches import CapturedBatches  # on use: of several batches on a GPU
 
-                capture = CapturedSamples if isinstance(self.task, SampledNodesTask) else CapturedGraphs
-                runner = capture(self.step, self.task, self._room)
+                runner = CapturedBatches(self.step, self.task, self._room)
                 size = f"{runner.size.rows:,} nodes and {runner.size.edges:,} edges"
                 return runner, f"{chosen}; batches are padded to {size}, and larger ones run eagerly"
             except CaptureError as error:
@@ -357,7 +354,7 @@ class Trainer:
         return None
 
     def _room(self, size: BatchSize, backward: bool) -> Room:
-        return room_for_training(size, self.config, self.device, self.precision, backward)
+        return make_room(size, self.config, device=self.device, dtype=self.precision, backward=backward)
 
 
 def _of_others(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from configs import TrainConfig
 from data import GraphMeta, LoadedGraph
 from data.dgl import import_dgl
 from data.random_walk import random_walk_encoding
-from training import Trainer
+from models.training import Trainer
 
 NODES, COLUMNS, CLASSES = 37, 6, 3  # not a multiple of 16
 GRAPHS, TASKS = 24, 2
@@ -107,6 +107,15 @@ def make_config():
             section, key = name.split("__")
             sections[section][key] = value
         return TrainConfig.model_validate(sections)
+
+    return make
+
+
+@pytest.fixture
+def gpu_config(make_config):
+    def make(**changes):
+        sizes = {"model__dim": 64, "model__heads": 4, "runtime__device": "cuda", "attention__backend": "fused3s"}
+        return make_config(**(sizes | {"training__epochs": 6, "training__precision": "bfloat16"} | changes))
 
     return make
 

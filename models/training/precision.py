@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from models import GraphModel
-from training.vectors import WeightVector
+from models.training.vectors import WeightVector
 
 
 class WorkingCopy:

@@ -10,10 +10,10 @@ from fused3s import capture_step
 from fused3s.runtime.cuda_graph import CapturedGraph
 from models import GraphModel
 from models.fast import Forward
-from training.averages import Averages
-from training.losses import Loss
-from training.precision import WorkingCopy
-from training.tasks import Batch, Task
+from models.training.averages import Averages
+from models.training.losses import Loss
+from models.training.precision import WorkingCopy
+from models.training.tasks import Batch, Task
 
 
 class Step:
@@ -24,7 +24,7 @@ class Step:
         forward: forward pass of the copy, see `models.fast.training_forward`.
         clip_norm: largest norm of the gradient; None: no limit.
         loss_of: loss of outputs and labels.
-        ema: decay of the average of the weights (`training.averages`); 0: none.
+        ema: decay of the average of the weights (`models.training.averages`); 0: none.
 
     Attributes:
         model: model with float32 weights.
@@ -49,7 +49,7 @@ class Step:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=working.model.dtype == torch.float16)
 
     def __call__(self, batch: Batch, following: Batch | None = None) -> Tensor:
-        """The loss before the step, on the device. `training.captured_batches` prepares the batch `following`."""
+        """The loss before the step, on the device. `CapturedBatches` prepares the batch `following`."""
         self.working.model.train()
         self.working.refresh()
         loss = self.loss(batch)

@@ -1,17 +1,12 @@
-"""Builds the task of a configuration, its precision and plans."""
-
-from typing import Any
+"""Builds the task of a configuration."""
 
 import torch
 
-import fused3s
-from configs import Config, TrainConfig
+from configs import TrainConfig
 from data import LoadedGraph
-from data.csr_batches import BatchSize
 from models import GraphModel
 from models.metrics import labels_of
-from models.padded_batches import Room, make_room
-from training.tasks import PARTS, GraphsTask, NodesOfGraphsTask, NodesTask, Plan, Task
+from models.training.tasks import PARTS, GraphsTask, NodesOfGraphsTask, NodesTask, Plan, Task
 
 
 def checked_labels(loaded: LoadedGraph) -> tuple[torch.Tensor, str]:
@@ -50,7 +45,7 @@ def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainC
                 f"training.sampler = 'neighbor' and {meta.name}: a collection of graphs, whose batches are whole "
                 "graphs; use none"
             )
-        from training.samples import SampledNodesTask  # on use
+        from models.training.samples import SampledNodesTask  # on use
 
         return SampledNodesTask(batch_size, training.fan_out, loaded, labels, metric, model, plan)
     if meta.task == "graph":
@@ -58,44 +53,3 @@ def make_task(loaded: LoadedGraph, model: GraphModel, plan: Plan, config: TrainC
     if meta.num_graphs > 1:
         return NodesOfGraphsTask(loaded, labels, metric, model, plan, batch_size)
     return NodesTask(loaded, labels, metric, model, plan)
-
-
-def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Type of the layers in training; "auto": bfloat16 on a GPU (no loss scale needed), else float32."""
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    return getattr(torch, name)
-
-
-def plan_for_training(
-    graph: Any, config: Config, device: torch.device, precision: torch.dtype
-) -> fused3s.AttentionPlan:
-    """The plan of a graph, with its backward pass."""
-    return fused3s.plan_attention(
-        graph,
-        backend=config.attention.backend,
-        device=device,
-        dtype=precision,
-        head_dim=config.model.head_dim,
-        num_heads=config.model.heads,
-        reorder=config.attention.reorder,
-        edge_data=config.model.edge_features != "none",
-        backward=True,
-        check=False,  # the loader did
-    )
-
-
-def room_for_training(
-    size: BatchSize, config: Config, device: torch.device, precision: torch.dtype, backward: bool
-) -> Room:
-    """A refillable plan for padded batches."""
-    model = config.model
-    return make_room(
-        size,
-        device=device,
-        dtype=precision,
-        head_dim=model.head_dim,
-        num_heads=model.heads,
-        edge_data=model.edge_features != "none",
-        backward=backward,
-    )

@@ -10,8 +10,8 @@ import pandas as pd
 from common.columns import dtype_name, run_columns
 from common.records import Row
 from common.timers import Spread
-from training.log import LOG
-from training.loop import Trainer
+from models.training.log import LOG
+from models.training.loop import Trainer
 
 CURVE_POINTS = 40
 

@@ -9,11 +9,11 @@ import fused3s
 from configs.schema import TrainingConfig
 from data.dgl import import_dgl
 from models import GraphTransformer
-from training.losses import BY_METRIC
-from training.optimiser import make_optimiser
-from training.precision import WorkingCopy
-from training.step import Step
-from training.tasks import Batch
+from models.training.losses import BY_METRIC
+from models.training.optimiser import make_optimiser
+from models.training.precision import WorkingCopy
+from models.training.step import Step
+from models.training.tasks import Batch
 
 NODES = 40
 
