@@ -36,7 +36,7 @@ struct Params {
   const void* features;       // [nnz][feature_stride]  kIn, rows aligned to four elements
   const float* projected[2];  // [H][num_rows][columns]  u
   float* products[2];         // [nnz][H]  x
-  const float* weights[2];    // [nnz][H]  w, or scores times kScoreUnit
+  const float* weights[2];    // [nnz][H], weight_stride apart  w, or scores times kScoreUnit
   const float* lse;           // [num_rows][H]  with scores
   void* sums[2];              // [H][num_rows][columns]  s, kIn; every element is written
   void* gradient;             // [nnz][feature_stride]  da, kIn
@@ -44,6 +44,7 @@ struct Params {
   int* semaphores;            // [num_parts][head groups]  0 before and after; a row's first part has the semaphore
   DropoutParams dropout;      // with scores; a null seed: none
   int feature_stride;  // elements
+  int weight_stride;
   int columns;         // a multiple of kLaneColumns
   int num_rows;
   int num_items;
@@ -224,7 +225,8 @@ struct RoundWeights {
         const int index = first + (row.lane_of_group + i * kLanes) / kHeads;
         const bool exists =
             row.lane_of_group < Row::kValues && index < row.item.count && head < p.num_heads;
-        float x = exists ? __ldg(p.weights[side] + row.edge(index) * p.num_heads + head) : 0.0f;
+        const i64 place = (row.edge(index) * p.num_heads + head) * p.weight_stride;
+        float x = exists ? __ldg(p.weights[side] + place) : 0.0f;
         if constexpr (kHasScores) {
           x = exists ? exp_score<kIn>(x - lse) : 0.0f;
           if (exists && p.dropout.seed) {
