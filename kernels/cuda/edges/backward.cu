@@ -326,10 +326,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     if constexpr (kOverRows) of_row = dropout_row(seed, row, loaded_head);
   }
 
-  const char* const row_state = opaque_pointer(reinterpret_cast<const char*>(p.row_state + loaded_head));
-  const int state_bytes = p.num_heads * static_cast<int>(sizeof(float2));
-  const LaneRows edge_weights(p.edge_weights + loaded_head * Group::kWeights,
-                              p.num_heads * Group::kWeights * static_cast<int>(sizeof(float)));
+  // What the pass over rows wrote for each edge, or for each row.
+  const char* const written = opaque_pointer(
+      kIsGiven ? reinterpret_cast<const char*>(p.edge_weights + loaded_head * Group::kWeights)
+               : reinterpret_cast<const char*>(p.row_state + loaded_head));
+  const int written_bytes =
+      p.num_heads * static_cast<int>(kIsGiven ? Group::kWeights * sizeof(float) : sizeof(float2));
   const void* const type_weight =
       element_address<kIn>(p.type_weight, loaded_head * kDim + first_dim);
   const i64 type_stride = static_cast<i64>(p.num_heads) * kDim;
@@ -348,7 +350,9 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       const bool exists = first + i < count;
       gathered[i] = next_index[i];
       edge[i] = kOverRows ? static_cast<i64>(item.first_edge) + start + i : next_edge[i];
-      if constexpr (kIsGiven) Group::load_weights(given[i], edge_weights.row(next_edge[i]), exists);
+      if constexpr (kIsGiven) {
+        Group::load_weights(given[i], written + mul_wide_s32(next_edge[i], written_bytes), exists);
+      }
       if constexpr (Group::kUsesScore) {
         first_words[i] = Group::load(gathered_first.row(gathered[i]), first_dim, exists);  // [2]
       }
@@ -377,7 +381,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
           if constexpr (kTerms & kWideValues) value_product[j] = __ldg(p.grad_products + e * p.num_heads + loaded_head);
         }
         if constexpr (!kOverRows) {
-          const char* const address = row_state + mul_wide_s32(Group::own(gathered, lane, j), state_bytes);
+          const char* const address = written + mul_wide_s32(Group::own(gathered, lane, j), written_bytes);
           const float2 state = exists ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
           lse[j] = state.x, delta[j] = state.y;
         }
