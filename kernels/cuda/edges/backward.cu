@@ -599,12 +599,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) gradients_of_features(const
   griddepcontrol_launch_dependents();
 
   const int row = item.x, count = item.z;
+  const int edge_floats = p.num_heads * p.num_weights;
   for (int first = 0; first < count; first += kUnroll) {
     const i64 first_edge = static_cast<i64>(item.y) + first;
     float sums[kUnroll][kLaneFeatures] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float* const projected = half == 0 ? p.projected_query : p.projected_grad;
+      const float* const weights = p.edge_weights + first_edge * edge_floats + half;
       if (!projected) continue;
 #pragma unroll 2
       for (int head = 0; head < p.num_heads; ++head) {
@@ -613,8 +615,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) gradients_of_features(const
         const float of_row[kLaneFeatures] = {four.x, four.y, four.z, four.w};
 #pragma unroll
         for (int i = 0; i < kUnroll; ++i) {
-          const i64 place = ((first_edge + i) * p.num_heads + head) * p.num_weights + half;
-          const float weight = first + i < count ? __ldg(p.edge_weights + place) : 0.0f;
+          const int place = i * edge_floats + head * p.num_weights;
+          const float weight = first + i < count ? __ldg(weights + place) : 0.0f;
           add_weighted(sums[i], weight, of_row);
         }
       }
