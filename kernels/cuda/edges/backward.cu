@@ -343,7 +343,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     int gathered[kUnroll], type[kUnroll];
     i64 edge[kUnroll];
     // On sm_100 and newer an address of each edge in each array would stay in registers throughout the loop.
-    constexpr bool kKeepsAddresses = kArch < 1000 || !(Group::kHasFeatures || Group::kHasWideFeatures);
+    constexpr bool kKeepsAddresses = kArch < 1000 || !Group::kHasEdgeData;
     const int start = kKeepsAddresses ? first : opaque(first);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
