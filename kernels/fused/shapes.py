@@ -27,3 +27,4 @@ DROPOUT, EXPRESSION, ADDITIVE, KEY_FACTOR = (
     TERM_BITS[name] for name in ("dropout", "expression", "additive", "key_factor")
 )
 WIDE_KEYS, WIDE_VALUES, WIDE_FACTORS = (TERM_BITS[f"wide_{name}"] for name in ("keys", "values", "factors"))
+GIVEN_WEIGHTS = TERM_BITS["given_weights"]

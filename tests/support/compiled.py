@@ -25,8 +25,6 @@ SPILLS = (
     (r"fused3s_edges<.*, 16, 8, 6>", "sm_12.", 16),
     (r"fused3s_edges<.*kFloat, 8, 8, 393>", "sm_12.", 24),
     (r"fused3s_edges<.*, 1[0-4], (8|16), 0>", "sm_1..", 8),
-    (r"gradients_over_columns<.*, 16, 8, 6>", "sm_90", 68),
-    (r"gradients_over_columns<.*, 16, 8, 6>", "sm_10.", 32),
     (r"plan_parts", "sm_12.", 16),
     (r"residual_norm_backward<.*, 128>", "sm_8[69]", 12),
     (r"fused3s_paper<.*, true>", "sm_10.", 52),  # with clocks

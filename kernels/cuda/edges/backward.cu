@@ -1,5 +1,6 @@
 // Gradients of forward.cu edge by edge, in a pass over the rows of A and one over its columns; bound by the
-// gathers of two rows an edge in each. No pass stores the weights p: both recompute them from lse.
+// gathers of two rows an edge in each. Both passes recompute the weights p from lse, but with edge data the pass over
+// columns reads what the pass over rows found.
 //
 //   p_ij     = exp(f(scale * <q_i, k_ij>) - lse_i)           f: the score term; k_ij, v_ij as in forward.cu
 //   g_ij     = D_ij <dO_i, v_ij>                             D_ij = keep_ij / (1 - rate) with dropout, else 1
@@ -13,8 +14,7 @@
 //   u_i = W^T q_i           t_i = sum_j ds_ij a_ij           dW  = scale * sum_i q_i t_i^T
 //   u'_i = W'^T dO_i        s_i = sum_j D_ij p_ij a_ij       dW' = sum_i dO_i s_i^T
 //
-// Of wide features both passes get <u_i, a_ij> and <u'_i, a_ij> of each edge, and the pass over rows writes the weights of
-// t, s and da (features/wide_features.cu).
+// Of wide features the pass over rows gets <u_i, a_ij> and <u'_i, a_ij> of each edge (features/wide_features.cu).
 //
 // One template for both passes. A lane group (lane_group.cuh) processes a row of A, or of A^T:
 //
@@ -23,7 +23,9 @@
 //   over columns     k_j, v_j      q_i, dO_i       dk_j; dv_j
 //
 // The pass over rows runs first. It writes lse_i * kScoreUnit and delta_i side by side, which the pass over columns
-// gathers with each edge, and it writes the gradients of edge data.
+// gathers with each edge. With edge data it writes scale * ds_ij and D_ij p_ij in their place (edge_weights): as many
+// bytes for the pass over columns to read, which then needs no score: no u_i or u'_i, 64 bytes each, and nothing of the
+// edge but what multiplies k_j. The weights are also those of t, s and da.
 //
 // Grid (num_items / kGroupsPerBlock, head groups).
 //
@@ -47,7 +49,7 @@
 struct Params {
   const Item* items;             // [num_items]
   const int* indices;            // [nnz]  gathered row of each edge
-  const int* edges;              // [nnz]  index of each edge in edge data; null in the pass over rows: its own index
+  const int* edges;              // [nnz]  index of each edge in edge data, in instances with kGivenWeights
   const int2* parts;             // [num_parts]  first part of the row, and its number of parts
   const void* own_first;         // [rows][H][kDim]  q or k, any row and head stride, rows aligned to kLoad_bytes
   const void* own_second;        // [rows][H][kDim]  dO or v, as own_first
@@ -57,6 +59,7 @@ struct Params {
   const float* lse;              // [num_rows][H]  pass over rows
   const float* lse_gradient;     // [num_rows][H]  pass over rows; null for 0
   float2* row_state;             // [num_rows][H]  lse * kScoreUnit and delta; written over rows, read over columns
+  float* edge_weights;           // [nnz][H][kWeights]  in place of row_state with edge data
   void* first_gradient;          // [rows][gradient_heads][kDim]  dq without W t, or dk; H heads of each row are written
   void* second_gradient;         // [rows][gradient_heads][kDim]  dv; H heads of each row; pass over columns
   float* partial;                // [num_parts][num_groups][kPartial]
@@ -71,11 +74,9 @@ struct Params {
   const void* additive_weight;   // [H][kDim]  a of additive attention
   const void* key_factor;        // [num_factors][H][kDim]  contiguous; with additive attention W of k_ij
 #include "score/score_term_pointers.cuh"
-  // Written in the pass over rows, by instances with their terms. Gradients and weights may be null: not written.
+  // Written in the pass over rows, by instances with their terms. Gradients may be null: not written.
   void* key_feature_sums;       // [H][num_rows][16]  scale * t
   void* value_feature_sums;     // [H][num_rows][16]  s
-  float* score_weights;  // [nnz][H]  scale * ds
-  float* value_weights;  // [nnz][H]  D p
   // Gradients of the values of a score term; those of heads for each row. The pass over columns writes those of
   // columns, the pass over rows all others.
   float* row_value_gradients;     // [num_rows][H][n]
@@ -115,8 +116,11 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, may_pack(kTerms)> {
   static constexpr bool kHasKeyFeatures = kTerms & kKeyFeatures, kHasValueFeatures = kTerms & kValueFeatures;
   static constexpr bool kHasFeatures = kHasKeyFeatures || kHasValueFeatures;
   using Term = ScoreTerm<kIn, kTerms>;
-  static constexpr bool kHasEdgeData =
+  static constexpr bool kHasEdgeData =  // of the pass over rows
       kHasFeatures || kTerms & (kTypes | kKeyFactor | kWideKeys | kWideValues) || Term::kEdgeValues > 0;
+  static constexpr bool kIsGiven = kTerms & kGivenWeights;  // of the pass over columns
+  // Weights of an edge and head: scale * ds, D p, and the gradients of the values of its column.
+  static constexpr int kWeights = 2 + Term::kColumnSums, kWeightStep = power_of_two_in(kWeights, 4);
   // Sums of a lane: dq and t and s, or dk and dv.
   static constexpr int kSecond = kLaneDims;  // first of dv, or of t
   static constexpr int kThird = kSecond + (kHasKeyFeatures ? Base::kLaneFeatures : 0);  // first of s
@@ -143,10 +147,16 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, may_pack(kTerms)> {
                                                             : kIsWide<kIn> && kOtherTerms && Base::kOwn > 1);
   static constexpr bool kIsSmall = kPass == Pass::kRows && !kOtherTerms && kDim % 8 == 0 && !kIsWide<kIn>;
   static constexpr bool kIsCrowded = kLaneDims > 8 && (kPass == Pass::kColumns || kOtherTerms);
-  static constexpr int kMinBlocks = kIsLargest || (kIsCrowded && kTerms & kAdditive)                    ? 2
-                                    : kIsLarge || kIsCrowded                                            ? 3
-                                    : kIsSmall                                                          ? 5
-                                                                                                        : 4;
+  static constexpr bool kScalesGiven = kTerms & (kTypes | kKeyFactor | kAdditive);
+  static constexpr int kGivenBlocks =
+      kIsCrowded || kTerms & kKeyFactor || (kScalesGiven && kIsWide<kIn>)       ? 3
+      : kScalesGiven || kIsWide<kIn> || kWeights > 2 || kArch >= 1000           ? 4
+                                                                                : 5;
+  static constexpr int kMinBlocks = kIsGiven                                           ? kGivenBlocks
+                                    : kIsLargest || (kIsCrowded && kTerms & kAdditive) ? 2
+                                    : kIsLarge || kIsCrowded                           ? 3
+                                    : kIsSmall                                         ? 5
+                                                                                       : 4;
 
   // Loads the lane's dimensions of O.
   template <Element kOut>
@@ -173,6 +183,25 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, may_pack(kTerms)> {
     if (kCount == 0 || !gradients) return;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) gradients[row_head * kCount + i] = sums[kValues + kFirst + i];
+  }
+
+  // Loads or stores the weights of an edge and head.
+  __device__ static __forceinline__ void load_weights(float (&x)[kWeights], const void* address, bool exists) {
+    u32 words[kWeights];
+#pragma unroll
+    for (int i = 0; i < kWeights; i += kWeightStep) {
+      load_words<4 * kWeightStep>(words + i, static_cast<const float*>(address) + i, exists);
+    }
+    unpack_words<Element::kFloat>(x, words);
+  }
+  __device__ static __forceinline__ void store_weights(float* target, const float (&x)[kWeights]) {
+#pragma unroll
+    for (int i = 0; i < kWeights; i += kWeightStep) {
+      float step[kWeightStep];
+#pragma unroll
+      for (int j = 0; j < kWeightStep; ++j) step[j] = x[i + j];
+      store_elements<Element::kFloat>(target + i, step);
+    }
   }
 
   // x *= the weight of the edge's type, at `address`.
@@ -220,7 +249,7 @@ struct LaneSums {
 template <Element kIn, Element kOut, int kDim, int kHeads, int kTerms, Pass kPass>
 __device__ __forceinline__ void edge_gradients(const Params& p) {
   using Group = BackwardGroup<kIn, kDim, kHeads, kTerms, kPass>;
-  constexpr bool kOverRows = kPass == Pass::kRows;
+  constexpr bool kOverRows = kPass == Pass::kRows, kIsGiven = Group::kIsGiven;
   constexpr int kLaneDims = Group::kLaneDims, kLaneFeatures = Group::kLaneFeatures, kOwn = Group::kOwn;
   constexpr int kUnroll = Group::kUnroll, kHeadLanes = Group::kHeadLanes, kBatch = kUnroll / kOwn;
   const LaneItem<Group> item(p.items, p.num_items);
@@ -233,7 +262,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     next_index[i] = i < count ? __ldg(indices + i) : 0;
-    if constexpr (!kOverRows && Group::kHasEdgeData) next_edge[i] = i < count ? __ldg(edges + i) : 0;
+    if constexpr (kIsGiven) next_edge[i] = i < count ? __ldg(edges + i) : 0;
   }
   griddepcontrol_wait();  // [1]
   griddepcontrol_launch_dependents();
@@ -298,8 +327,12 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     if constexpr (kOverRows) of_row = dropout_row(seed, row, loaded_head);
   }
 
-  const char* const row_state = opaque_pointer(reinterpret_cast<const char*>(p.row_state + loaded_head));
-  const int state_bytes = p.num_heads * static_cast<int>(sizeof(float2));
+  // What the pass over rows wrote for each edge, or for each row.
+  const char* const written = opaque_pointer(
+      kIsGiven ? reinterpret_cast<const char*>(p.edge_weights + loaded_head * Group::kWeights)
+               : reinterpret_cast<const char*>(p.row_state + loaded_head));
+  const int written_bytes =
+      p.num_heads * static_cast<int>(kIsGiven ? Group::kWeights * sizeof(float) : sizeof(float2));
   const void* const type_weight =
       element_address<kIn>(p.type_weight, loaded_head * kDim + first_dim);
   const i64 type_stride = static_cast<i64>(p.num_heads) * kDim;
@@ -307,17 +340,20 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   float (&sums)[Group::kSums] = lane_sums.value;
   for (int first = 0; first < rounds; first += kUnroll) {
     typename Group::Words first_words[kUnroll], second_words[kUnroll];
-    float features[kUnroll][kLaneFeatures];
+    float features[kUnroll][kLaneFeatures], given[kUnroll][Group::kWeights];
     int gathered[kUnroll], type[kUnroll];
     i64 edge[kUnroll];
     // On sm_100 and newer an address of each edge in each array would stay in registers throughout the loop.
-    constexpr bool kKeepsAddresses = kArch < 1000 || !(Group::kHasFeatures || Group::kHasWideFeatures);
+    constexpr bool kKeepsAddresses = kArch < 1000 || !Group::kHasEdgeData;
     const int start = kKeepsAddresses ? first : opaque(first);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const bool exists = first + i < count;
       gathered[i] = next_index[i];
       edge[i] = kOverRows ? static_cast<i64>(item.first_edge) + start + i : next_edge[i];
+      if constexpr (kIsGiven) {
+        Group::load_weights(given[i], written + mul_wide_s32(next_edge[i], written_bytes), exists);
+      }
       if constexpr (Group::kUsesScore) {
         first_words[i] = Group::load(gathered_first.row(gathered[i]), first_dim, exists);  // [2]
       }
@@ -329,25 +365,27 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
       if constexpr (kTerms & kTypes) type[i] = exists ? __ldg(p.types + edge[i]) : 0;
       const int next = first + kUnroll + i;
       next_index[i] = next < count ? __ldg(indices + kUnroll + i) : 0;
-      if constexpr (!kOverRows && Group::kHasEdgeData) next_edge[i] = next < count ? __ldg(edges + next) : 0;
+      if constexpr (kIsGiven) next_edge[i] = next < count ? __ldg(edges + next) : 0;
     }
     indices = opaque_pointer(indices + kUnroll);
     typename Group::Term terms[kOwn];
     float lse[kOwn], delta[kOwn], key_product[kOwn] = {}, value_product[kOwn] = {};  // of one lane of the head
+    if constexpr (!kIsGiven) {
 #pragma unroll
-    for (int j = 0; j < kOwn; ++j) {
-      const bool exists = first + Group::own_edge(lane, j) < count;
-      const i64 e = Group::own(edge, lane, j);
-      lse[j] = row_lse, delta[j] = row_delta;
-      if (exists) terms[j].load_edge(p, e, loaded_head);
-      if (exists && lane_of_head < kBatch) {
-        if constexpr (kTerms & kWideKeys) key_product[j] = __ldg(p.key_products + e * p.num_heads + loaded_head);
-        if constexpr (kTerms & kWideValues) value_product[j] = __ldg(p.grad_products + e * p.num_heads + loaded_head);
-      }
-      if constexpr (!kOverRows) {
-        const char* const address = row_state + mul_wide_s32(Group::own(gathered, lane, j), state_bytes);
-        const float2 state = exists ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
-        lse[j] = state.x, delta[j] = state.y;
+      for (int j = 0; j < kOwn; ++j) {
+        const bool exists = first + Group::own_edge(lane, j) < count;
+        const i64 e = Group::own(edge, lane, j);
+        lse[j] = row_lse, delta[j] = row_delta;
+        if (exists) terms[j].load_edge(p, e, loaded_head);
+        if (exists && lane_of_head < kBatch) {
+          if constexpr (kTerms & kWideKeys) key_product[j] = __ldg(p.key_products + e * p.num_heads + loaded_head);
+          if constexpr (kTerms & kWideValues) value_product[j] = __ldg(p.grad_products + e * p.num_heads + loaded_head);
+        }
+        if constexpr (!kOverRows) {
+          const char* const address = written + mul_wide_s32(Group::own(gathered, lane, j), written_bytes);
+          const float2 state = exists ? __ldg(reinterpret_cast<const float2*>(address)) : make_float2(0.0f, 0.0f);
+          lse[j] = state.x, delta[j] = state.y;
+        }
       }
     }
 
@@ -396,63 +434,61 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         Group::unpack(y[b], second_words[i], first_dim);
         grad_product[b] = dot(own_second, y[b]);
         if constexpr (Group::kHasFeatures) {
-          const bool loads = first + i < count && has_features;
-          const i64 start = (projected_head + gathered[i]) * kFeatures + first_feature;
           if constexpr (Group::kHasKeyFeatures) {
-            if constexpr (!kOverRows) Group::load_projected(query_features, p.projected_query + start, loads);
             if constexpr (kIsWide<kIn>) {
               product[b] = add_dot(product[b], query_features, features[i]);
             } else {
               product[b] = fmaf(own_scale, dot(query_features, features[i]), product[b]);
             }
           }
-          if constexpr (Group::kHasValueFeatures) {
-            if constexpr (!kOverRows) Group::load_projected(grad_features, p.projected_grad + start, loads);
-            grad_product[b] += dot(grad_features, features[i]);
-          }
+          if constexpr (Group::kHasValueFeatures) grad_product[b] += dot(grad_features, features[i]);
         }
         if constexpr (Group::kUsesScore && kTerms & kWideKeys) {
           product[b] = fmaf(own_scale, Group::of_own_edge(key_product, lane, i), product[b]);
         }
         if constexpr (kTerms & kWideValues) grad_product[b] += Group::of_own_edge(value_product, lane, i);
       }
-      Group::sum_over_head(product, lane);
-      Group::sum_over_head(grad_product, lane);
+      float score_weight = 0.0f, value_weight = 0.0f;
+      if constexpr (!kIsGiven) {
+        Group::sum_over_head(product, lane);
+        Group::sum_over_head(grad_product, lane);
 
-      const bool exists = first + Group::own_edge(lane, j) < count;
-      const int own_gathered = Group::own(gathered, lane, j);
-      const int query_row = kOverRows ? row : own_gathered, key_row = kOverRows ? own_gathered : row;
-      terms[j].load_row(p, query_row, loaded_head);
-      terms[j].load_column(p, key_row, loaded_head);
-      terms[j].load_head(p, loaded_head);
-      const float score = terms[j].apply(score_scale * product[0], p) * kLackingUnit<kIn, kTerms>;
-      const float weight = exists ? exp_score<kIn>(score - lse[j]) : 0.0f;
-      float kept = 1.0f;
-      if constexpr (kTerms & kDropout) {
-        const u32 hash = kOverRows ? of_row : dropout_row(seed, query_row, loaded_head);
-        kept = keeps(hash, key_row, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
-      }
-      const float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
-      const float score_weight = terms[j].gradient(score_gradient, p);
-      if constexpr (kOverRows) {
-        terms[j].template add_row_sums<Group::kValues>(sums);
-      } else {
-        terms[j].template add_column_sums<Group::kValues>(sums);
-      }
-      const float value_weight = weight * kept;
-      if constexpr (kOverRows && Group::kHasEdgeData) {
-        if (exists && has_head && lane_of_head < kBatch) {
-          const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
-          terms[j].store_edge_gradients(p, at);
-          constexpr int kWithScoreWeights = kKeyFeatures | kTypes | kKeyFactor | kWideKeys;
-          if (kTerms & kWithScoreWeights && p.score_weights) p.score_weights[at] = p.scale * score_weight;
-          if (kTerms & (kValueFeatures | kWideValues) && p.value_weights) p.value_weights[at] = value_weight;
+        const bool exists = first + Group::own_edge(lane, j) < count;
+        const int own_gathered = Group::own(gathered, lane, j);
+        const int query_row = kOverRows ? row : own_gathered, key_row = kOverRows ? own_gathered : row;
+        terms[j].load_row(p, query_row, loaded_head);
+        terms[j].load_column(p, key_row, loaded_head);
+        terms[j].load_head(p, loaded_head);
+        const float score = terms[j].apply(score_scale * product[0], p) * kLackingUnit<kIn, kTerms>;
+        const float weight = exists ? exp_score<kIn>(score - lse[j]) : 0.0f;
+        float kept = 1.0f;
+        if constexpr (kTerms & kDropout) {
+          const u32 hash = kOverRows ? of_row : dropout_row(seed, query_row, loaded_head);
+          kept = keeps(hash, key_row, p.dropout.threshold) ? p.dropout.rescale : 0.0f;
+        }
+        const float score_gradient = weight * fmaf(kept, grad_product[0], -delta[j]);
+        score_weight = terms[j].gradient(score_gradient, p);
+        if constexpr (kOverRows) {
+          terms[j].template add_row_sums<Group::kValues>(sums);
+        } else {
+          terms[j].template add_column_sums<Group::kValues>(sums);
+        }
+        value_weight = weight * kept;
+        if constexpr (kOverRows && Group::kHasEdgeData) {
+          if (exists && has_head && lane_of_head < kBatch) {
+            const i64 at = Group::own(edge, lane, j) * p.num_heads + head;
+            terms[j].store_edge_gradients(p, at);
+            float weights[Group::kWeights] = {p.scale * score_weight, value_weight};
+#pragma unroll
+            for (int i = 2; i < Group::kWeights; ++i) weights[i] = terms[j].gradients.column[i - 2];
+            Group::store_weights(p.edge_weights + at * Group::kWeights, weights);
+          }
         }
       }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const int i = j * kBatch + b;
-        const float first_weight = Group::of_edge(score_weight, lane, b);
+        const float first_weight = kIsGiven ? given[i][0] : Group::of_edge(score_weight, lane, b);
         if constexpr (Group::kUsesScore && kTerms & kAdditive) {
           constexpr int kOfWeight = Group::kSumsAdditive ? Group::kAdditiveSums : 0;
           add_additive_gradients<kOfWeight>(sums, first_weight, additive, own_first, x[b], p.additive_slope);
@@ -471,12 +507,19 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
         if constexpr (kOverRows && Group::kHasValueFeatures) {
           add_weighted<Group::kThird>(sums, Group::of_edge(value_weight, lane, b), features[i]);
         }
-        if constexpr (!kOverRows) add_weighted<Group::kSecond>(sums, Group::of_edge(value_weight, lane, b), y[b]);
+        if constexpr (!kOverRows) {
+          const float second_weight = kIsGiven ? given[i][1] : Group::of_edge(value_weight, lane, b);
+          add_weighted<Group::kSecond>(sums, second_weight, y[b]);
+        }
+        if constexpr (kIsGiven) {
+#pragma unroll
+          for (int n = 2; n < Group::kWeights; ++n) sums[Group::kValues + n - 2] += given[i][n];
+        }
       }
     }
   }
 
-  if constexpr (kOwn == 1) {  // each lane of a quad has the gradients of its own edges' values
+  if constexpr (kOwn == 1 && !kIsGiven) {  // each lane of a quad has the gradients of its own edges' values
 #pragma unroll
     for (int i = Group::kValues; i < Group::kAdditiveSums; ++i) {
       sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 1);
@@ -492,7 +535,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
 
   float gradient[kLaneDims];
 #pragma unroll
-  for (int d = 0; d < kLaneDims; ++d) gradient[d] = p.scale * sums[d];
+  for (int d = 0; d < kLaneDims; ++d) gradient[d] = kIsGiven ? sums[d] : p.scale * sums[d];
   const i64 gradient_start = (static_cast<i64>(row) * p.gradient_heads + loaded_head) * kDim;
   Group::template store<kIn>(p.first_gradient, gradient_start, first_dim, writes, gradient);
   if constexpr (!kOverRows) {
@@ -505,7 +548,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
   } else {
     if (writes && lane_of_head == 0) {
       constexpr int kOfRows = Group::Term::kRowValues;
-      p.row_state[row_head] = make_float2(row_lse, row_delta);
+      if constexpr (!Group::kHasEdgeData) p.row_state[row_head] = make_float2(row_lse, row_delta);
       Group::template store_sums<0, kOfRows>(p.row_value_gradients, row_head, sums);
       Group::template store_sums<kOfRows, Group::Term::kRowSums - kOfRows>(p.head_value_gradients, row_head, sums);
     }
@@ -556,14 +599,14 @@ __launch_bounds__(kWarps* kWarpSize, BackwardGroup<kIn, kDim, kHeads, kTerms, Pa
 
 struct FeatureParams {
   const Item* items;             // [num_items]  of the rows of A
-  const float* score_weights;    // [nnz][H]  scale * ds; with
-  const float* projected_query;  // [H][num_rows][16]  u; both or neither are null
-  const float* value_weights;    // [nnz][H]  D p; with
-  const float* projected_grad;   // [H][num_rows][16]  u'; both or neither are null
+  const float* edge_weights;     // [nnz][H][num_weights]  scale * ds, D p, ..
+  const float* projected_query;  // [H][num_rows][16]  u, or null
+  const float* projected_grad;   // [H][num_rows][16]  u', or null
   void* gradient;                // [nnz][16]  da; every element is written
   int num_rows;
   int num_items;
   int num_heads;
+  int num_weights;
 };
 
 // da. Each quad of lanes processes an item, each lane four features.
@@ -578,14 +621,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) gradients_of_features(const
   griddepcontrol_launch_dependents();
 
   const int row = item.x, count = item.z;
+  const int edge_floats = p.num_heads * p.num_weights;
   for (int first = 0; first < count; first += kUnroll) {
     const i64 first_edge = static_cast<i64>(item.y) + first;
     float sums[kUnroll][kLaneFeatures] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float* const weights = half == 0 ? p.score_weights : p.value_weights;
       const float* const projected = half == 0 ? p.projected_query : p.projected_grad;
-      if (!weights) continue;
+      const float* const weights = p.edge_weights + first_edge * edge_floats + half;
+      if (!projected) continue;
 #pragma unroll 2
       for (int head = 0; head < p.num_heads; ++head) {
         const i64 start = (static_cast<i64>(head) * p.num_rows + row) * kFeatures + first_feature;
@@ -593,7 +637,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) gradients_of_features(const
         const float of_row[kLaneFeatures] = {four.x, four.y, four.z, four.w};
 #pragma unroll
         for (int i = 0; i < kUnroll; ++i) {
-          const float weight = first + i < count ? __ldg(weights + (first_edge + i) * p.num_heads + head) : 0.0f;
+          const int place = i * edge_floats + head * p.num_weights;
+          const float weight = first + i < count ? __ldg(weights + place) : 0.0f;
           add_weighted(sums[i], weight, of_row);
         }
       }

@@ -22,13 +22,14 @@ struct Params {
   const void* features;         // [num_edges][feature_columns]  kIn, 0 from num_features on
   const void* key_factor;       // [num_features][H][kDim]  kIn, W with its columns first; contiguous
   const void* additive_weight;  // [H][kDim]  kIn, a
-  const float* score_weights;   // [num_edges][H]  scale * ds
+  const float* edge_weights;    // [num_edges][H][num_weights]  scale * ds, ..
   const u8* signs;              // [num_edges][num_groups][kLanes]  bit d: z is positive in dimension d of the lane
   float* weight_gradient;       // [warps][num_features][H][kDim]  a part of dW for each warp, contiguous
   void* feature_gradient;       // [num_groups][num_edges][feature_columns]  kOut, a part of da for each head group
   int num_edges;
   int warp_edges;       // edges of a warp
   int num_heads;        // H
+  int num_weights;
   int num_features;
   int feature_columns;  // a multiple of 16
   float slope;
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kOfWeight && kOfFeatures ? 
       const int number = first + j * Group::kGroups + group;
       const i64 edge = first_edge + number;
       const bool exists = number < count;
-      of_head[j] = exists && has_head ? __ldg(p.score_weights + edge * p.num_heads + loaded_head) : 0.0f;
+      of_head[j] = exists && has_head ? __ldg(p.edge_weights + (edge * p.num_heads + loaded_head) * p.num_weights) : 0.0f;
       positive[j] = exists ? __ldg(p.signs + (edge * gridDim.y + blockIdx.y) * kLanes + lane_of_group) : 0;
       if constexpr (kOfWeight) {
         constexpr int kBytes = kStep * kElement_bytes<kIn>;

@@ -51,7 +51,7 @@ struct Params {
   const void* features;       // [nnz][feature_stride]  kIn, rows aligned to four elements
   const float* projected[2];  // [H][num_rows][columns]  u
   float* products[2];         // [nnz][H]  x
-  const float* weights[2];    // [nnz][H]  w, or scores times kScoreUnit
+  const float* weights[2];    // [nnz][H], weight_stride apart  w, or scores times kScoreUnit
   const float* lse;           // [num_rows][H]  with scores; null: w are given
   void* sums[2];              // [H][num_rows][columns]  s, kIn; every element is written
   void* gradient;             // [nnz][feature_stride]  da, kIn
@@ -59,6 +59,7 @@ struct Params {
   int* semaphores;            // [num_parts][gridDim.y]  0 before and after; a row's first part has the semaphore
   DropoutParams dropout;      // with scores; a null seed: none
   int feature_stride;  // elements
+  int weight_stride;
   int columns;         // a multiple of kLaneColumns
   int num_rows;
   int num_items;
@@ -119,7 +120,8 @@ struct FeatureWarp {
   // w of an edge, or its score; 0 past the last edge or channel.
   __device__ __forceinline__ float load_weight(const Channel& channel, int index) const {
     const bool exists = channel.exists && index < count;
-    return exists ? __ldg(p.weights[channel.side] + edge(index) * p.num_heads + channel.head) : 0.0f;
+    const i64 place = (edge(index) * p.num_heads + channel.head) * p.weight_stride;
+    return exists ? __ldg(p.weights[channel.side] + place) : 0.0f;
   }
 };
 

@@ -25,6 +25,7 @@ enum EdgeTerm {
   kWideKeys = 128,     // in place of kKeyFeatures with more than 16 columns: features/wide_features.cu
   kWideValues = 256,   // in place of kValueFeatures
   kWideFactors = 512,  // beside kKeyFactor
+  kGivenWeights = 1024,  // edges/backward.cu over columns: the pass over rows wrote the weights of edges
 };
 
 template <Element kIn>

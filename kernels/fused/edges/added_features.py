@@ -39,7 +39,7 @@ def added_gradients(
     data: Fused3SData,
     edges: BoundEdges,
     heads: int,
-    score_weights: torch.Tensor,
+    weights: torch.Tensor,
     signs: torch.Tensor,
     wanted: frozenset[str],
 ) -> dict[str, torch.Tensor]:
@@ -48,7 +48,7 @@ def added_gradients(
     Args:
         edges: from `with_added_features`.
         heads: of a lane group.
-        score_weights, signs: [nnz, H] float32 and [nnz, lanes of all head groups] uint8, from the pass over rows.
+        weights, signs: [nnz, H, ..] float32 and [nnz, lanes of all head groups] uint8, from the pass over rows.
     """
     features, weight = edges.padded_features.contiguous(), edges.key_factor
     (num_features, num_heads, dim), num_edges = weight.shape, data.indices.numel()
@@ -75,7 +75,7 @@ def added_gradients(
             "features": features,
             "key_factor": weight,
             "additive_weight": edges.additive_weight.contiguous(),
-            "score_weights": score_weights,
+            "edge_weights": weights,
             "signs": signs,
             "weight_gradient": of_weights,
             "feature_gradient": of_edges,
@@ -84,6 +84,7 @@ def added_gradients(
             num_edges=num_edges,
             warp_edges=-(-num_edges // (blocks * WARPS)),
             num_heads=num_heads,
+            num_weights=weights.shape[2],
             num_features=num_features,
             feature_columns=columns,
             slope=edges.additive_slope,

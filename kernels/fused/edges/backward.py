@@ -11,8 +11,10 @@ from ...runtime.device import WARP_SIZE
 from ...runtime.jit import Kernel, KernelInstance, get_kernel
 from ...runtime.launch import launch_kernel
 from ...terms.edge_data import BoundEdges
+from ...terms.score_source import count_values, uses_score
 from ..data import Fused3SData
 from ..score_values import Members, gradient_members, is_wide, new_value_gradients, summed_gradients, terms_of
+from ..shapes import ADDITIVE, DROPOUT, EXPRESSION, GIVEN_WEIGHTS, KEY_FACTOR, TYPES, WIDE_FACTORS
 from ..tiles.backward import new_gradients, wanted_of
 from .added_features import added_gradients, with_added_features
 from .features import FEATURES, add_features, project_query, weight_gradients
@@ -42,10 +44,29 @@ def edge_backward_instances(
     """Instances of the pass over rows and of the pass over columns for heads of `edge_columns`; `terms`: bits of enum
     EdgeTerm."""
     heads = heads_of_lane_group(num_heads, dim, dtype)
+    of_columns, column_score = _given_terms(terms, score) if _num_weights(terms, score) else (terms, score)
     return (
         KernelInstance(SOURCE, "gradients_over_rows", (dtype, out_dtype, dim, heads, terms), score=score),
-        KernelInstance(SOURCE, "gradients_over_columns", (dtype, dim, heads, terms), score=score),
+        KernelInstance(SOURCE, "gradients_over_columns", (dtype, dim, heads, of_columns), score=column_score),
     )
+
+
+@lru_cache
+def _num_weights(terms: int, score: str | None) -> int:
+    """Weights per edge and head that the pass over rows writes for the pass over columns (kWeights of
+    cuda/edges/backward.cu); 0 without edge data."""
+    values = {"edge": 0, "column": 0} if score is None else count_values(score)
+    has_edge_data = terms & ~(DROPOUT | EXPRESSION | ADDITIVE) > 0 or values["edge"] > 0
+    return 2 + values["column"] if has_edge_data else 0
+
+
+def _given_terms(terms: int, score: str | None) -> tuple[int, str | None]:
+    """Terms and expression of the pass over columns that reads weights: those that multiply rows of Q, and an
+    expression if its columns have values or it needs no q."""
+    terms = terms & (TYPES | ADDITIVE | KEY_FACTOR | WIDE_FACTORS) | GIVEN_WEIGHTS
+    if score is None or (uses_score(score) and not count_values(score)["column"]):
+        return terms, None
+    return terms | EXPRESSION, score
 
 
 @lru_cache
@@ -71,8 +92,10 @@ def launch_edge_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
         grad_output = grad_output.to(query.dtype)
     alignment = lane_alignment(num_heads, dim, query.dtype)
     query, grad_output, key, value = aligned_rows((query, grad_output, key, value), *alignment)
+    num_weights = _num_weights(terms, score)
+    sizes = (data.indices.numel(), num_heads, num_weights) if num_weights else (num_rows, num_heads, 2)
+    to_columns = {"edge_weights" if num_weights else "row_state": query.new_empty(sizes, dtype=torch.float32)}
     of_edges = None if edges is None else _EdgeTensors(data, query, grad_output, edges, wanted)
-    row_state = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
     if into is not None and not all(map(is_, into, aligned_rows(into, *alignment))):
         into = None
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
@@ -92,8 +115,8 @@ def launch_edge_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
             "output": output.contiguous(),
             "lse": lse.contiguous(),
             "lse_gradient": None if grad_lse is None else grad_lse.contiguous(),
-            "row_state": row_state,
             "first_gradient": grad_query,
+            **to_columns,
             **({} if of_edges is None else of_edges.for_rows),
         },
         scalars,
@@ -110,15 +133,17 @@ def launch_edge_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
                 "own_second": value,
                 "gathered_first": query,
                 "gathered_second": grad_output,
-                "row_state": row_state,
                 "first_gradient": grad_key,
                 "second_gradient": grad_value,
+                **to_columns,
                 **({} if of_edges is None else of_edges.for_columns),
             },
             scalars,
         )
     found = wanted_of(grad_query, grad_key, grad_value, wanted)
-    return found if of_edges is None else of_edges.gradients(found, query, key, grad_output)
+    if of_edges is None:
+        return found
+    return of_edges.gradients(found, query, key, grad_output, to_columns.get("edge_weights"))
 
 
 class _EdgeTensors:
@@ -134,9 +159,6 @@ class _EdgeTensors:
     ) -> None:
         num_rows, num_heads, _ = query.shape
 
-        def of_edges(is_wanted: bool) -> torch.Tensor | None:
-            return data.new_of_edges(query, (num_heads,), torch.float32) if is_wanted else None
-
         self.data, self.edges, self.wanted = data, edges, wanted
         self.of_values = new_value_gradients(edges, query, data, wanted)
         self.projected_query = self.projected_grad = self.key_sums = self.value_sums = self.of_additive = None
@@ -147,18 +169,9 @@ class _EdgeTensors:
         if self.wide is None and edges.value_weight is not None:  # u' = W'^T dO
             self.projected_grad = project_query(grad_output, edges.value_weight.contiguous())
             self.value_sums = query.new_empty((num_heads, num_rows, FEATURES))
-        of_features = "padded_features" in wanted
-        adds = edges.additive_weight is not None and edges.key_factor is not None
-        self.wants_added = adds and bool(wanted & ADDED)
-        self.wants_factors = not adds and (bool(wanted & FACTORS) or (of_features and edges.key_factor is not None))
-        of_keys = of_features or self.wide is not None  # t of narrow features is a sum of the row pass
-        of_values = of_features or (self.wide is not None and "value_weight" in wanted)
-        self.score_weights = of_edges(
-            self.wants_added or self.wants_factors or (of_keys and edges.key_weight is not None)
-        )
-        self.value_weights = of_edges(of_values and edges.value_weight is not None)
-        self.for_columns = edge_tensors(edges) | ({} if self.wide is None else self.wide.products)
-        self.for_columns |= {"projected_query": self.projected_query, "projected_grad": self.projected_grad}
+        self.adds = edges.additive_weight is not None and edges.key_factor is not None
+        self.wants_added = self.adds and bool(wanted & ADDED)
+        self.for_columns = edge_tensors(edges)
         if "additive_weight" in wanted:
             shape = num_rows, num_heads, query.shape[2]
             self.of_additive = query.new_empty(shape, dtype=torch.float32)
@@ -170,39 +183,47 @@ class _EdgeTensors:
             self.for_columns["column_value_gradients"] = of_columns
         self.for_rows = {
             **self.for_columns,
+            **({} if self.wide is None else self.wide.products),
+            "projected_query": self.projected_query,
+            "projected_grad": self.projected_grad,
             **gradient_members(self.of_values),
             "key_feature_sums": self.key_sums,
             "value_feature_sums": self.value_sums,
             "additive_gradients": self.of_additive,
             "signs": self.signs,
-            "score_weights": self.score_weights,
-            "value_weights": self.value_weights,
         }
 
     def gradients(
-        self, of_rows: Gradients, query: torch.Tensor, key: torch.Tensor, grad_output: torch.Tensor
+        self,
+        of_rows: Gradients,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        grad_output: torch.Tensor,
+        weights: torch.Tensor | None,
     ) -> Gradients:
-        """All wanted gradients, given those of query, key and value; called after both passes."""
+        """All wanted gradients, given those of query, key and value; called after both passes.
+
+        Args:
+            weights: edge_weights of struct Params, or None without edge data.
+        """
         edges, wanted = self.edges, self.wanted
         found = {}
         if self.wide is not None:
-            weights = {"key_weight": self.score_weights, "value_weight": self.value_weights}
-            found |= self.wide.gradients(of_rows.query, weights, wanted)
+            of_sides = {"key_weight": weights[..., 0], "value_weight": weights[..., 1]}
+            found |= self.wide.gradients(of_rows.query, of_sides, wanted)
         elif "padded_features" in wanted:
-            of_keys = self.score_weights if self.projected_query is not None else None  # else they are of factors
             found["padded_features"] = _feature_gradient(
-                *(self.data, edges.padded_features, of_keys, self.projected_query),
-                *(self.value_weights, self.projected_grad),
+                self.data, edges.padded_features, weights, self.projected_query, self.projected_grad
             )
         if of_rows.query is not None and self.key_sums is not None:  # dq += W t
             add_features(of_rows.query, self.key_sums, edges.key_weight.contiguous())
-        if self.wants_factors:
-            of_factor, of_features = _factor_gradients(self.data, query, key, self.score_weights, edges)
+        if not self.adds and (wanted & FACTORS or ("padded_features" in wanted and edges.key_factor is not None)):
+            of_factor, of_features = _factor_gradients(self.data, query, key, weights[..., 0], edges)
             if "padded_features" in wanted and of_features is not None:
                 found["padded_features"] += of_features
             found |= dict.fromkeys(wanted & FACTORS, of_factor)
         if self.wants_added:
-            added = added_gradients(self.data, edges, self.heads, self.score_weights, self.signs, wanted)
+            added = added_gradients(self.data, edges, self.heads, weights, self.signs, wanted)
             if "padded_features" in found:  # those of value_weight
                 added["padded_features"] += found["padded_features"]
             found |= added
@@ -259,17 +280,16 @@ def _scalars(
 def _feature_gradient(
     data: Fused3SData,
     features: torch.Tensor,
-    score_weights: torch.Tensor | None,
+    weights: torch.Tensor,
     projected_query: torch.Tensor | None,
-    value_weights: torch.Tensor | None,
     projected_grad: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[nnz, 16]: the sum over heads of `score_weights` u_i + `value_weights` u'_i."""
+    """[nnz, 16]: the sum over heads of weights[..., 0] u_i + weights[..., 1] u'_i."""
     if projected_query is projected_grad is None:
         return torch.zeros_like(features)
     gradient = data.new_of_edges(features, (FEATURES,), features.dtype)
     _, num_rows, _ = (projected_grad if projected_query is None else projected_query).shape
-    num_heads = (value_weights if score_weights is None else score_weights).shape[1]
+    _, num_heads, num_weights = weights.shape
     num_items = len(data.row_items)
     if len(gradient):
         kernel = get_kernel(features_instance(features.dtype), features.device.index)
@@ -279,13 +299,12 @@ def _feature_gradient(
             WARPS * WARP_SIZE,
             {
                 "items": data.row_items,
-                "score_weights": score_weights,
+                "edge_weights": weights,
                 "projected_query": projected_query,
-                "value_weights": value_weights,
                 "projected_grad": projected_grad,
                 "gradient": gradient,
             },
-            kernel.scalars(num_rows=num_rows, num_items=num_items, num_heads=num_heads),
+            kernel.scalars(num_rows=num_rows, num_items=num_items, num_heads=num_heads, num_weights=num_weights),
             overlaps=True,
         )
     return gradient

@@ -90,7 +90,7 @@ def feature_sums(
     """sum_j w_ij a_ij of each side, [H, N, columns] of their type, for slices of the columns of the features.
 
     Args:
-        weights: w of each side, [nnz, H] float32.
+        weights: w of each side, [nnz, H] float32; the neighbours in memory may be a stride apart.
         rows: [N, H, d], for the sizes.
     """
     for columns in _chunks(features, rows):
@@ -132,13 +132,13 @@ class WideGradients:
             self.products = {names[name]: each for name, each in zip(self._sides, found, strict=True)}
 
     def gradients(
-        self, grad_query: torch.Tensor | None, weights: dict[str, torch.Tensor | None], wanted: frozenset[str]
+        self, grad_query: torch.Tensor | None, weights: dict[str, torch.Tensor], wanted: frozenset[str]
     ) -> dict[str, torch.Tensor]:
         """The wanted gradients of features and weights; adds W t to that of q.
 
         Args:
             grad_query: [N, H, d], or None.
-            weights: by weight, what the row pass wrote for each edge: scale * ds, D p.
+            weights: by weight, what the row pass wrote for each edge: scale * ds, D p, as `feature_sums` takes them.
         """
         of_weights = [name for name in self._sides if name in wanted]
         found: list[list[torch.Tensor]] = []
@@ -161,7 +161,7 @@ class WideGradients:
             gradients["padded_features"] = self._of_features(weights)
         return gradients
 
-    def _of_features(self, weights: dict[str, torch.Tensor | None]) -> torch.Tensor:
+    def _of_features(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         if not self._sides:
             return torch.zeros_like(self._features)
         of_sides = [weights[name] for name in self._sides]
@@ -236,6 +236,7 @@ def _launch(
             dropout_threshold=0 if dropout is None else dropout.threshold,
             dropout_rescale=1.0 if dropout is None else dropout.rescale,
             feature_stride=features.stride(0),
+            weight_stride=1 if (weights := tensors.get("weights_0")) is None else weights.stride(1),
             columns=width,
             num_rows=num_rows,
             num_items=num_items,

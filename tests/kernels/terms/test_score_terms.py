@@ -57,6 +57,13 @@ def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device
             text = "s + max(a, b) + 2 * min(c, d) + relu(a) + abs(b) + clamp(c, 0, 1) + leaky_relu(d, 0.5)"
             term = ScoreTerm(f"{text} + where(a < b, a, 3 * b)", row=row, col=col, edge=edge, head=head)
             return EdgeData(score=term)
+        case "GAT with values of edges":
+            row, col = {"l": values(num_rows, heads)}, {"r": values(num_cols, heads), "c": values(num_cols)}
+            edge = {"e": values(graph.num_edges, heads, of=dtype)}
+            return EdgeData(score=ScoreTerm("leaky_relu(l + r * e, 0.2) + c", row=row, col=col, edge=edge))
+        case "additive with a bias":
+            bias = values(graph.num_edges, heads, of=dtype)
+            return EdgeData(bias=bias, additive_weight=values(heads, dim, of=dtype), additive_slope=0.1)
         case "additive":
             row = {"w": values(num_rows)}
             term = ScoreTerm("2 * tanh(s) + w", row=row)
@@ -71,7 +78,7 @@ def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device
 
 KINDS = (
     *("weight of the key", "GAT", "soft cap", "distance", "positions", "with all edge data", "hidden edges"),
-    *("kinks", "additive", "additive alone"),
+    *("kinks", "additive", "additive alone", "GAT with values of edges", "additive with a bias"),
 )
 # Heads, dimensions, type: a lane and several lanes a head, narrow heads that go edge by edge, one of the KV tiles.
 SHAPES = ((3, 8, HALF), (2, 24, FLOAT), (1, 64, HALF))
