@@ -658,9 +658,15 @@ WORKLOADS = {
     "arxiv": "ogbn-arxiv",
     "github": "musae-github",
     "arxiv-edges": "ogbn-arxiv, edge_dim = 8",
+    "github-edges-32": "musae-github, edge_dim = 32",
+    "github-edges-128": "musae-github, edge_dim = 128",
     "arxiv-gat": "ogbn-arxiv, GATConv",
+    "arxiv-gatv2": "ogbn-arxiv, GATv2Conv",
+    "arxiv-gatv2-edges": "ogbn-arxiv, GATv2Conv, edge_dim = 8",
     "molecules-1024": "ogbg-molhiv, new batch of 1,024",
     "molecules-256-edges": "ogbg-molhiv, new batch of 256, edge_dim = 8",
+    "molecules-gat": "ogbg-molhiv, new batch of 1,024, GATConv",
+    "sampled-1024": "ogbn-arxiv, sampled: 1,024 seeds, fan-out 15, 10, 5",
     "sampled-8192": "ogbn-arxiv, sampled: 8,192 seeds, fan-out 20, 15; 2 layers",
 }
 BF16 = {"dtype": "bfloat16"}
@@ -720,7 +726,11 @@ def layers(data: Data) -> Grid:
         columns[f"{name}: best ours"] = show_best(kind | AUTO)
         columns[f"{name}: PyG / ours"] = best_over_best(kind)
     columns["fp32: captured"] = show(of.FP32 | AUTO | of.GRAPH | of.TIME, ".2f")
-    return Grid("training step", steps_of("cora", "arxiv", "github", "arxiv-edges", "molecules-1024"), columns)
+    return Grid(
+        "training step",
+        steps_of("cora", "arxiv", "github", "arxiv-edges", "github-edges-128", "molecules-1024"),
+        columns,
+    )
 
 
 @table()
@@ -747,6 +757,7 @@ def all_layers(data: Data) -> Grid:
         for kind, types in (("fp32", of.FP32), ("bf16", BF16))
         for name, line in steps_of().items()
     }
+    lines["ogbn-arxiv, tf32"] = LAYERS | {"variant": "arxiv", "out_dtype": "tf32"}
     return Grid("training step", lines, columns)
 
 

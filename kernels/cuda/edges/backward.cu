@@ -149,7 +149,8 @@ struct BackwardGroup : GradientLanes<kIn, kDim, kHeads, may_pack(kTerms)> {
   static constexpr bool kIsCrowded = kLaneDims > 8 && (kPass == Pass::kColumns || kOtherTerms);
   static constexpr bool kScalesGiven = kTerms & (kTypes | kKeyFactor | kAdditive);
   static constexpr int kGivenBlocks =
-      kIsCrowded || kTerms & kKeyFactor || (kScalesGiven && kIsWide<kIn>)       ? 3
+      kIsWide<kIn> && adds_features(kTerms) && kArch != 900                     ? 2
+      : kIsCrowded || kTerms & kKeyFactor || (kScalesGiven && kIsWide<kIn>)     ? 3
       : kScalesGiven || kIsWide<kIn> || kWeights > 2 || kArch >= 1000           ? 4
                                                                                 : 5;
   static constexpr int kMinBlocks = kIsGiven                                           ? kGivenBlocks

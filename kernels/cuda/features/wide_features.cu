@@ -125,19 +125,19 @@ struct FeatureWarp {
   }
 };
 
-// sum + small += A B. kA: type of A's elements. The high term of B is rounded, that of A truncated, which is cheaper.
+// sum + small += A B. kA: type of A's elements.
 template <Element kA>
 __device__ __forceinline__ void mma_terms(float (&sum)[4], float (&small)[4], const float (&a)[4], u32 b0, u32 b1) {
-  u32 high[4], b[2], b_low[2];
+  u32 high[4], low[4], b[2], b_low[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) high[i] = __float_as_uint(a[i]);
+  for (int i = 0; i < 4; ++i) {
+    high[i] = __float_as_uint(a[i]);
+    if constexpr (kIsWide<kA>) tf32_split(high[i], high[i], low[i]);
+  }
   tf32_split(b0, b[0], b_low[0]);
   tf32_split(b1, b[1], b_low[1]);
   mma_m16n8k8_tf32(small, high[0], high[1], high[2], high[3], b_low[0], b_low[1]);
-  if constexpr (kIsWide<kA>) {
-    const u32 low[4] = {tf32_low(high[0]), tf32_low(high[1]), tf32_low(high[2]), tf32_low(high[3])};
-    mma_m16n8k8_tf32(small, low[0], low[1], low[2], low[3], b[0], b[1]);
-  }
+  if constexpr (kIsWide<kA>) mma_m16n8k8_tf32(small, low[0], low[1], low[2], low[3], b[0], b[1]);
   mma_m16n8k8_tf32(sum, high[0], high[1], high[2], high[3], b[0], b[1]);
 }
 

@@ -93,8 +93,10 @@ def launch_edge_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     alignment = lane_alignment(num_heads, dim, query.dtype)
     query, grad_output, key, value = aligned_rows((query, grad_output, key, value), *alignment)
     num_weights = _num_weights(terms, score)
-    sizes = (data.indices.numel(), num_heads, num_weights) if num_weights else (num_rows, num_heads, 2)
-    to_columns = {"edge_weights" if num_weights else "row_state": query.new_empty(sizes, dtype=torch.float32)}
+    if num_weights:
+        to_columns = {"edge_weights": data.new_of_edges(query, (num_heads, num_weights), torch.float32)}
+    else:
+        to_columns = {"row_state": query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)}
     of_edges = None if edges is None else _EdgeTensors(data, query, grad_output, edges, wanted)
     if into is not None and not all(map(is_, into, aligned_rows(into, *alignment))):
         into = None
