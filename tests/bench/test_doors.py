@@ -128,7 +128,7 @@ def test_the_table_has_a_line_of_each_group():
         for metric in ("time", "peak_memory")
     ]
     text = render(Data(frame(rows)), "doors")
-    assert "| mesh, 4 x 64, fp32: compiled PyG | 7.0 | 2.0 | 3.50 | - | 0.0 | 0.0 | 3.50 |" in text
+    assert "| mesh, 4 x 64, fp32: PyG | 7.00 | 2.00 | 3.50 | - | 0.01 | 0.00 |" in text
     assert "relational" not in text.partition("| --- |")[2]
 
 

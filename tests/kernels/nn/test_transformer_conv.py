@@ -367,7 +367,8 @@ def test_gpu_wide_edge_features(edge_dim):
 
     Weights leave no softmax with one edge alone: gradients of scores would be differences of equal numbers. They still
     are sums that cancel in the weights of queries and keys, since the backward pass takes dO . O for sum_j p_ij dp_ij:
-    in float32 PyTorch that formula is off by up to 4e-5 in them. The key's bias moves no weight: its gradient is 0.
+    in float32 PyTorch that formula is off by up to 4e-5 in them. The key's bias moves no weight: its gradient is 0, a
+    sum of terms that cancel.
     """
     for beta in (False, True):
         problem = Problem("hub", edge_dim=edge_dim, dtype=torch.float32)
@@ -389,7 +390,7 @@ def test_gpu_wide_edge_features(edge_dim):
             found.append({name: each.cpu() for name, each in zip(names, (out.detach(), *grads), strict=True)})
         got, plain, expected = found
         zero, of_queries = got.pop("lin_key.bias"), got["lin_query.bias"]
-        assert zero.norm() <= 1e-4 * of_queries.norm()
+        assert zero.norm() <= 1e-3 * of_queries.norm()
         for name, each in got.items():
             more = 1e-4 if name.startswith(("lin_query", "lin_key")) else 1e-6
             assert relative_error(each, expected[name]) <= 4 * relative_error(plain[name], expected[name]) + more, name
