@@ -798,6 +798,15 @@ DOORS = {  # each beside one of what its group uses
 
 
 @table()
+def doors_in_short(data: Data) -> Grid:
+    """Attention of groups of users beside the fastest that they use: milliseconds of a forward pass with all gradients,
+    and their peak memory; forward: ratio of a forward pass alone
+    ([more](docs/benchmarks.md#beside-the-code-of-four-groups-of-users))."""
+    grid, left_out = doors(data), ("mesh, 4 x 64, fp32: PyG", "weather, 16 x 64, 11 edge columns, bf16: PyG")
+    return grid._replace(lines={name: line for name, line in grid.lines.items() if name not in left_out})
+
+
+@table()
 def doors(data: Data) -> Grid:
     """Attention of four groups of users, ours (eager) beside what they use: milliseconds of a forward pass with all
     gradients, host included, and their peak memory; forward: ratio of the times of a forward pass alone. Of PyG the
