@@ -1,5 +1,6 @@
 """Self-loops of an edge_index and of its features, as PyG's layers add them."""
 
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from ...runtime.semaphores import is_capturing
 from ...torch_side.torch_private import is_traced
 from .tensor_memo import TensorMemo
 
-FILLS = {"add": "sum", "mean": "sum", "min": "min", "max": "max", "mul": "prod"}  # names of torch's reductions
+FILLS = {"add": "sum", "mean": "sum", "min": "amin", "max": "amax", "mul": "prod"}  # names of torch's reductions
 ID_TYPES = (torch.int32, torch.int64)
 LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 _looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
@@ -20,8 +21,8 @@ _features = TensorMemo("edge_attr", in_captures=False)
 
 
 def check_fill_value(fill_value: float | Tensor | str) -> None:
-    """Raise a ValueError for None and the name of an unknown reduction."""
-    if fill_value is None or (isinstance(fill_value, str) and fill_value not in FILLS):
+    """Raise a ValueError unless this is a real number, a tensor or the name of a reduction."""
+    if not (isinstance(fill_value, (Real, Tensor)) or (isinstance(fill_value, str) and fill_value in FILLS)):
         raise ValueError(f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed")
 
 
@@ -104,19 +105,28 @@ def _with_loops(
     if not isinstance(fill_value, str):
         fill = torch.as_tensor(fill_value, dtype=features.dtype, device=features.device)
         return torch.cat([kept, fill.expand(num_nodes, columns)])
-    order, offsets = _by_target(edge_index, looped, num_nodes, cache)
-    # No scatter: its sums on a GPU depend on the order of atomics. At least float32: a sum in bfloat16 stops at 256.
-    by_target = features.index_select(0, order).to(torch.promote_types(features.dtype, torch.float32))
-    initial = 1.0 if fill_value == "mul" else 0.0
+    wide = torch.promote_types(features.dtype, torch.float32)  # a sum in bfloat16 stops at 256
     if fill_value in ("min", "max"):
-        initial = None
+        reduced = _extremes(kept.to(wide), looped, num_nodes, FILLS[fill_value])
+        return torch.cat([kept, reduced.to(features.dtype)])
+    order, offsets = _by_target(edge_index, looped, num_nodes, cache)
+    # No scatter: its sums on a GPU depend on the order of atomics.
+    by_target, initial = features.index_select(0, order).to(wide), 1.0 if fill_value == "mul" else 0.0
     reduced = torch.segment_reduce(by_target, FILLS[fill_value], offsets=offsets, unsafe=True, initial=initial)
-    counts = offsets.diff()[:, None]
     if fill_value == "mean":
-        reduced = reduced / counts.clamp(min=1)
-    elif initial is None:
-        reduced = reduced.masked_fill(counts == 0, 0.0)
+        reduced = reduced / offsets.diff()[:, None].clamp(min=1)
     return torch.cat([kept, reduced.to(features.dtype)])
+
+
+def _extremes(kept: Tensor, looped: _Looped, num_nodes: int, reduction: str) -> Tensor:
+    """[num_nodes, r]: "amin" or "amax" over the kept in-edges of a node, 0 without one. Equal extremes share the
+    gradient, which the backward pass of torch.segment_reduce does not divide where it is negative."""
+    target = looped.edges[1, : kept.shape[0]].long()
+    target = target.where((target >= 0) & (target < num_nodes), num_nodes)[:, None].expand_as(kept)
+    start = kept.new_full((num_nodes + 1, kept.shape[1]), torch.inf if reduction == "amin" else -torch.inf)
+    found = start.scatter_reduce(0, target, kept, reduction)[:num_nodes]
+    has_edges = torch.zeros_like(start, dtype=torch.bool).scatter(0, target, True)[:num_nodes]
+    return found.where(has_edges, 0.0)
 
 
 def with_self_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:

@@ -281,8 +281,9 @@ def test_dropout_keeps_the_mean():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="fill_value: got 'median'"):
-        fused3s.nn.GATConv(7, 4, fill_value="median")
+    for wrong, got in (("median", "'median'"), (None, "None"), ([0.1, 0.2, 0.3], r"\[0.1, 0.2, 0.3\]")):
+        with pytest.raises(ValueError, match=f"fill_value: got {got}; a number, a tensor or one of add, mean"):
+            fused3s.nn.GATConv(7, 4, fill_value=wrong)
     x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
     with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
         fused3s.nn.GATv2Conv(7, 4)(x, edge_index, edge_attr)
