@@ -20,10 +20,12 @@ _looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
 _features = TensorMemo("edge_attr", in_captures=False)
 
 
-def check_fill_value(fill_value: float | Tensor | str) -> None:
-    """Raise a ValueError unless this is a real number, a tensor or the name of a reduction."""
+def check_fill_value(fill_value: float | Tensor | str, edge_dim: int | None) -> None:
+    """Raise a ValueError unless this is a real number, a tensor of `edge_dim` columns or the name of a reduction."""
     if not (isinstance(fill_value, (Real, Tensor)) or (isinstance(fill_value, str) and fill_value in FILLS)):
         raise ValueError(f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed")
+    if isinstance(fill_value, Tensor) and edge_dim is not None and {*fill_value.shape[-1:]} - {1, edge_dim}:
+        raise ValueError(f"fill_value: got shape {tuple(fill_value.shape)}; [{edge_dim}] is needed")
 
 
 class _Looped(NamedTuple):

@@ -284,6 +284,8 @@ def test_wrong_arguments():
     for wrong, got in (("median", "'median'"), (None, "None"), ([0.1, 0.2, 0.3], r"\[0.1, 0.2, 0.3\]")):
         with pytest.raises(ValueError, match=f"fill_value: got {got}; a number, a tensor or one of add, mean"):
             fused3s.nn.GATConv(7, 4, fill_value=wrong)
+    with pytest.raises(ValueError, match=r"fill_value: got shape \(2,\); \[3\] is needed"):
+        fused3s.nn.GATv2Conv(7, 4, edge_dim=3, fill_value=torch.ones(2))
     x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
     with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
         fused3s.nn.GATv2Conv(7, 4)(x, edge_index, edge_attr)
@@ -291,6 +293,8 @@ def test_wrong_arguments():
         for wrong, got in ((edge_attr[1:], edge_attr.shape[0] - 1), (torch.cat([edge_attr, edge_attr[:1]]), "")):
             with pytest.raises(ValueError, match=rf"edge_attr: got shape \({got}.*; \[{len(edge_attr)}, 3\] is needed"):
                 layer(7, 4, edge_dim=3)(x, edge_index, wrong)
+        with pytest.raises(TypeError, match=r"edge_attr: got torch.complex64; real numbers are needed"):
+            layer(7, 4, edge_dim=3)(x, edge_index, edge_attr.to(torch.complex64))
     for layer in (fused3s.nn.GATConv(7, 4), fused3s.nn.GATv2Conv(7, 4, add_self_loops=False), fused3s.nn.AGNNConv()):
         with pytest.raises(TypeError, match=r"edge_index: got list; an edge_index \[2, E\]"):
             layer(x, edge_index.tolist())
