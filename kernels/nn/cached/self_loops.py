@@ -6,12 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...backends.segments import Segments, SegmentSum
 from ...runtime.cuda_graph import CaptureError
 from ...runtime.semaphores import is_capturing
 from ...torch_side.torch_private import is_traced
 from .tensor_memo import TensorMemo
 
-FILLS = {"add": "sum", "mean": "sum", "min": "amin", "max": "amax", "mul": "prod"}  # names of torch's reductions
+FILLS = ("add", "mean", "min", "max", "mul")
 ID_TYPES = (torch.int32, torch.int64)
 LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 _looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
@@ -43,18 +44,6 @@ class _Looped(NamedTuple):
         """[K + num_nodes] int64: positions of the edges among the traced edges, which keep all `num_edges` edges."""
         loops = torch.arange(self.edges.shape[1] - self.kept.shape[0], device=self.kept.device)
         return torch.cat([self.kept, num_edges + loops])
-
-
-class _ByTarget(NamedTuple):
-    """Edges without self-loops, sorted by target.
-
-    Attributes:
-        order: [K] int64, indices of the caller's edges.
-        offsets: [num_nodes + 1] int64, first edge of each of the first `num_nodes` targets.
-    """
-
-    order: Tensor
-    offsets: Tensor
 
 
 def edges_with_self_loops(
@@ -107,28 +96,24 @@ def _with_loops(
     if not isinstance(fill_value, str):
         fill = torch.as_tensor(fill_value, dtype=features.dtype, device=features.device)
         return torch.cat([kept, fill.expand(num_nodes, columns)])
-    wide = torch.promote_types(features.dtype, torch.float32)  # a sum in bfloat16 stops at 256
+    by_target = _by_target(edge_index, looped, num_nodes, cache)
+    # At least float32: a sum in bfloat16 stops at 256. Not by a scatter: sums by atomics differ from call to call.
+    values = kept.to(torch.promote_types(features.dtype, torch.float32))
+    counts = by_target.indptr.diff()[:, None]
     if fill_value in ("min", "max"):
-        reduced = _extremes(kept.to(wide), looped, num_nodes, FILLS[fill_value])
-        return torch.cat([kept, reduced.to(features.dtype)])
-    order, offsets = _by_target(edge_index, looped, num_nodes, cache)
-    # No scatter: its sums on a GPU depend on the order of atomics.
-    by_target, initial = features.index_select(0, order).to(wide), 1.0 if fill_value == "mul" else 0.0
-    reduced = torch.segment_reduce(by_target, FILLS[fill_value], offsets=offsets, unsafe=True, initial=initial)
+        # Equal extremes share the gradient; torch.segment_reduce does not divide it where it is negative.
+        start = values.new_full((num_nodes + 1, columns), torch.inf if fill_value == "min" else -torch.inf)
+        target = by_target.of_edge[:, None].expand_as(values)
+        reduced = start.scatter_reduce(0, target, values, f"a{fill_value}").where(counts > 0, 0.0)
+    elif fill_value == "mul" or is_traced(values):  # compiled code has no second derivatives
+        reduction, initial = ("prod", 1.0) if fill_value == "mul" else ("sum", 0.0)
+        values, offsets = values.index_select(0, by_target.order), by_target.indptr
+        reduced = torch.segment_reduce(values, reduction, offsets=offsets, unsafe=True, initial=initial)
+    else:
+        reduced = SegmentSum.apply(values, by_target)
     if fill_value == "mean":
-        reduced = reduced / offsets.diff()[:, None].clamp(min=1)
-    return torch.cat([kept, reduced.to(features.dtype)])
-
-
-def _extremes(kept: Tensor, looped: _Looped, num_nodes: int, reduction: str) -> Tensor:
-    """[num_nodes, r]: "amin" or "amax" over the kept in-edges of a node, 0 without one. Equal extremes share the
-    gradient, which the backward pass of torch.segment_reduce does not divide where it is negative."""
-    target = looped.edges[1, : kept.shape[0]].long()
-    target = target.where((target >= 0) & (target < num_nodes), num_nodes)[:, None].expand_as(kept)
-    start = kept.new_full((num_nodes + 1, kept.shape[1]), torch.inf if reduction == "amin" else -torch.inf)
-    found = start.scatter_reduce(0, target, kept, reduction)[:num_nodes]
-    has_edges = torch.zeros_like(start, dtype=torch.bool).scatter(0, target, True)[:num_nodes]
-    return found.where(has_edges, 0.0)
+        reduced = reduced / counts.clamp(min=1)
+    return torch.cat([kept, reduced[:num_nodes].to(features.dtype)])
 
 
 def with_self_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:
@@ -166,12 +151,14 @@ def _loops(edges: Tensor, num_nodes: int) -> Tensor:
     return torch.arange(num_nodes, dtype=edges.dtype, device=edges.device).expand(2, -1)
 
 
-def _by_target(edge_index: Tensor, looped: _Looped, num_nodes: int, cache: bool) -> _ByTarget:
-    def make() -> _ByTarget:
-        target = looped.edges[1, : looped.kept.shape[0]]
-        target, order = target.sort(stable=True)  # padding comes first
-        nodes = torch.arange(num_nodes + 1, dtype=target.dtype, device=target.device)
-        return _ByTarget(looped.kept[order], torch.searchsorted(target, nodes))
+def _by_target(edge_index: Tensor, looped: _Looped, num_nodes: int, cache: bool) -> Segments:
+    """The kept edges by target, in `num_nodes` + 1 segments: the last one has padding, and targets without a loop."""
+
+    def make() -> Segments:
+        target = looped.edges[1, : looped.kept.shape[0]].long()
+        target = target.where((target >= 0) & (target < num_nodes), num_nodes)
+        ordered, order = target.sort(stable=True)
+        return Segments(target, torch.searchsorted(ordered, torch.arange(num_nodes + 2, device=target.device)), order)
 
     if is_traced(edge_index):
         return make()

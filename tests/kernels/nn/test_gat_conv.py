@@ -100,6 +100,18 @@ def test_features_of_self_loops(version, fill_value):
     assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value, version=version), problem.arguments[:2])
 
 
+@pytest.mark.parametrize("fill_value", ["add", "mean", "max"])
+@BOTH
+def test_second_derivatives_by_edge_features(version, fill_value):
+    x, edge_index, edge_attr = Problem("hub", edge_dim=3).arguments
+    found = []
+    for layer in layers(7, 4, 2, edge_dim=3, fill_value=fill_value, backend="reference", version=version):
+        given = edge_attr.detach().clone().requires_grad_()
+        (first,) = torch.autograd.grad(layer(x, edge_index, given).square().sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), given)[0])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("backend", ["reference", "formula"])
 def test_sources_and_targets_of_their_own(backend):
     generator = torch.Generator().manual_seed(1)
