@@ -715,11 +715,10 @@ def steps_of(*names: str) -> dict[str, Where]:
 
 @table()
 def layers(data: Data) -> Grid:
-    """Milliseconds of a training step with PyG's `TransformerConv` and with ours (3 layers of 8 heads x 16 columns;
-    forward, loss, backward, AdamW; host included), each in its fastest way: eager, `torch.compile`, or its
-    `mode="reduce-overhead"` where the graph stays. All are timed alternately; times are medians. `wrong`: the worst
-    row of PyG's output is further from float64 than allowed ([why](docs/semantics.md#sums-in-bfloat16)). Last column:
-    our step by `CapturedLoop`."""
+    """Milliseconds of a training step (3 `TransformerConv`, 8 heads x 16 columns; AdamW and host included), each side
+    in its fastest way: eager, `torch.compile`, or `mode="reduce-overhead"` where the graph stays; medians, by turns.
+    `wrong`: PyG's worst row is too far from float64 ([why](docs/semantics.md#sums-in-bfloat16)). Captured: our step by
+    [`CapturedLoop`](docs/training.md#as-one-cuda-graph), a CUDA graph for new graphs."""
     columns = {}
     for name, kind in (("fp32", of.FP32), ("bf16", BF16)):
         columns[f"{name}: best PyG"] = show_best(kind | PYG)

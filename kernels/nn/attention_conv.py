@@ -113,6 +113,8 @@ class AttentionConv(Layer):
         check_graph(edge_index, shape)
         if features is not None:
             check_dense("edge_attr", features)
+            if features.is_complex():
+                raise TypeError(f"edge_attr: got {features.dtype}; real numbers are needed")
             features = features[:, None] if features.dim() == 1 else features
             num_edges = num_edges_of(edge_index)
             if features.shape != (num_edges, self.edge_dim):

@@ -65,7 +65,7 @@ class GATv2Conv(JointModule, AttentionConv):
         super().__init__()
         given = in_channels, out_channels, heads, concat, dropout, edge_dim, backend, cache
         sources, targets, width, out_width = self.keep(*given)
-        check_fill_value(fill_value)
+        check_fill_value(fill_value, edge_dim)
         self.negative_slope = negative_slope
         self.add_self_loops = add_self_loops
         self.fill_value = fill_value

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..arguments import MOST_COLUMNS, check_integer
 from ..graph.edge_list import with_memory
 from ..torch_side.autocast import input_type
 from ..torch_side.torch_private import is_traced
@@ -45,7 +46,7 @@ class HGTConv(Layer, Base):
 
     Raises:
         ModuleNotFoundError: PyG is not installed.
-        ValueError: out_channels is not a multiple of heads.
+        TypeError, ValueError: an argument is wrong; out_channels must be a multiple of heads.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class HGTConv(Layer, Base):
     ) -> None:
         if not HAS_PYG:
             raise ModuleNotFoundError("HGTConv is a subclass of PyG's layer: pip install torch_geometric")
+        for name, size in (("out_channels", out_channels), ("heads", heads)):
+            check_integer(name, size, 1, MOST_COLUMNS)
         super().__init__(in_channels, out_channels, metadata, heads)
         self.backend, self.cache = backend, cache
 
@@ -127,6 +130,10 @@ class HGTConv(Layer, Base):
 
     def _check(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Kind, Tensor]) -> None:
         """Raise an error for wrong dictionaries, and for relations whose hooks would not run."""
+        for name, x in x_dict.items():
+            if not isinstance(x, Tensor) or x.dim() != 2:
+                got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+                raise TypeError(f"x_dict[{name!r}]: got {got}; a tensor [N, F] is needed")
         for kind in edge_index_dict:
             if kind not in self.edge_types_map:
                 allowed = ", ".join(map(str, self.edge_types))

@@ -1,16 +1,18 @@
 """Self-loops of an edge_index and of its features, as PyG's layers add them."""
 
+from numbers import Real
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...backends.segments import Segments, SegmentSum
 from ...runtime.cuda_graph import CaptureError
 from ...runtime.semaphores import is_capturing
 from ...torch_side.torch_private import is_traced
 from .tensor_memo import TensorMemo
 
-FILLS = {"add": "sum", "mean": "sum", "min": "min", "max": "max", "mul": "prod"}  # names of torch's reductions
+FILLS = ("add", "mean", "min", "max", "mul")
 ID_TYPES = (torch.int32, torch.int64)
 LAYOUTS = (torch.strided, torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 _looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
@@ -19,10 +21,12 @@ _looped = TensorMemo("edge_index")  # key of a result: number of loops, kind
 _features = TensorMemo("edge_attr", in_captures=False)
 
 
-def check_fill_value(fill_value: float | Tensor | str) -> None:
-    """Raise a ValueError for None and the name of an unknown reduction."""
-    if fill_value is None or (isinstance(fill_value, str) and fill_value not in FILLS):
+def check_fill_value(fill_value: float | Tensor | str, edge_dim: int | None) -> None:
+    """Raise a ValueError unless this is a real number, a tensor of `edge_dim` columns or the name of a reduction."""
+    if not (isinstance(fill_value, (Real, Tensor)) or (isinstance(fill_value, str) and fill_value in FILLS)):
         raise ValueError(f"fill_value: got {fill_value!r}; a number, a tensor or one of {', '.join(FILLS)} is needed")
+    if isinstance(fill_value, Tensor) and edge_dim is not None and {*fill_value.shape[-1:]} - {1, edge_dim}:
+        raise ValueError(f"fill_value: got shape {tuple(fill_value.shape)}; [{edge_dim}] is needed")
 
 
 class _Looped(NamedTuple):
@@ -40,18 +44,6 @@ class _Looped(NamedTuple):
         """[K + num_nodes] int64: positions of the edges among the traced edges, which keep all `num_edges` edges."""
         loops = torch.arange(self.edges.shape[1] - self.kept.shape[0], device=self.kept.device)
         return torch.cat([self.kept, num_edges + loops])
-
-
-class _ByTarget(NamedTuple):
-    """Edges without self-loops, sorted by target.
-
-    Attributes:
-        order: [K] int64, indices of the caller's edges.
-        offsets: [num_nodes + 1] int64, first edge of each of the first `num_nodes` targets.
-    """
-
-    order: Tensor
-    offsets: Tensor
 
 
 def edges_with_self_loops(
@@ -104,19 +96,24 @@ def _with_loops(
     if not isinstance(fill_value, str):
         fill = torch.as_tensor(fill_value, dtype=features.dtype, device=features.device)
         return torch.cat([kept, fill.expand(num_nodes, columns)])
-    order, offsets = _by_target(edge_index, looped, num_nodes, cache)
-    # No scatter: its sums on a GPU depend on the order of atomics. At least float32: a sum in bfloat16 stops at 256.
-    by_target = features.index_select(0, order).to(torch.promote_types(features.dtype, torch.float32))
-    initial = 1.0 if fill_value == "mul" else 0.0
+    by_target = _by_target(edge_index, looped, num_nodes, cache)
+    # At least float32: a sum in bfloat16 stops at 256. Not by a scatter: sums by atomics differ from call to call.
+    values = kept.to(torch.promote_types(features.dtype, torch.float32))
+    counts = by_target.indptr.diff()[:, None]
     if fill_value in ("min", "max"):
-        initial = None
-    reduced = torch.segment_reduce(by_target, FILLS[fill_value], offsets=offsets, unsafe=True, initial=initial)
-    counts = offsets.diff()[:, None]
+        # Equal extremes share the gradient; torch.segment_reduce does not divide it where it is negative.
+        start = values.new_full((num_nodes + 1, columns), torch.inf if fill_value == "min" else -torch.inf)
+        target = by_target.of_edge[:, None].expand_as(values)
+        reduced = start.scatter_reduce(0, target, values, f"a{fill_value}").where(counts > 0, 0.0)
+    elif fill_value == "mul" or is_traced(values):  # compiled code has no second derivatives
+        reduction, initial = ("prod", 1.0) if fill_value == "mul" else ("sum", 0.0)
+        values, offsets = values.index_select(0, by_target.order), by_target.indptr
+        reduced = torch.segment_reduce(values, reduction, offsets=offsets, unsafe=True, initial=initial)
+    else:
+        reduced = SegmentSum.apply(values, by_target)
     if fill_value == "mean":
         reduced = reduced / counts.clamp(min=1)
-    elif initial is None:
-        reduced = reduced.masked_fill(counts == 0, 0.0)
-    return torch.cat([kept, reduced.to(features.dtype)])
+    return torch.cat([kept, reduced[:num_nodes].to(features.dtype)])
 
 
 def with_self_loops(edge_index: Tensor, num_nodes: int, cache: bool, allows_padding: bool = False) -> _Looped:
@@ -154,12 +151,14 @@ def _loops(edges: Tensor, num_nodes: int) -> Tensor:
     return torch.arange(num_nodes, dtype=edges.dtype, device=edges.device).expand(2, -1)
 
 
-def _by_target(edge_index: Tensor, looped: _Looped, num_nodes: int, cache: bool) -> _ByTarget:
-    def make() -> _ByTarget:
-        target = looped.edges[1, : looped.kept.shape[0]]
-        target, order = target.sort(stable=True)  # padding comes first
-        nodes = torch.arange(num_nodes + 1, dtype=target.dtype, device=target.device)
-        return _ByTarget(looped.kept[order], torch.searchsorted(target, nodes))
+def _by_target(edge_index: Tensor, looped: _Looped, num_nodes: int, cache: bool) -> Segments:
+    """The kept edges by target, in `num_nodes` + 1 segments: the last one has padding, and targets without a loop."""
+
+    def make() -> Segments:
+        target = looped.edges[1, : looped.kept.shape[0]].long()
+        target = target.where((target >= 0) & (target < num_nodes), num_nodes)
+        ordered, order = target.sort(stable=True)
+        return Segments(target, torch.searchsorted(ordered, torch.arange(num_nodes + 2, device=target.device)), order)
 
     if is_traced(edge_index):
         return make()

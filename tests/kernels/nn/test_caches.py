@@ -303,6 +303,27 @@ def test_features_of_a_star_and_of_a_node_without_edges(fill_value, dtype):
     assert looped[2001].tolist() == [1.0 if fill_value == "mul" else 0.0] * 2
 
 
+@pytest.mark.parametrize(("fill_value", "reduce"), [("min", torch.amin), ("max", torch.amax)])
+def test_equal_extremes_share_the_gradient_of_a_self_loop(fill_value, reduce):
+    """Also a negative one; a node without edges gives none."""
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(8, (2, 60), generator=generator)
+    edge_index = edge_index[:, (edge_index[0] != edge_index[1]) & (edge_index[1] != 3)]
+    kept = edge_index.shape[1]
+    features = torch.randint(2, (kept, 3), generator=generator).double().requires_grad_()
+    gradient = torch.randn(kept + 8, 3, dtype=torch.float64, generator=generator)
+    looped = self_loops.features_with_self_loops(features, edge_index, 8, fill_value)
+    looped.backward(gradient)
+    expected = torch.zeros(8, 3, dtype=torch.float64), gradient[:kept].clone()
+    for node in set(edge_index[1].tolist()):
+        edges = (edge_index[1] == node).nonzero().squeeze(1)
+        expected[0][node] = reduce(features.detach()[edges], 0)
+        is_extreme = (features.detach()[edges] == expected[0][node]).double()
+        expected[1][edges] += gradient[kept + node] * is_extreme / is_extreme.sum(0)
+    assert torch.equal(looped[kept:], expected[0])
+    torch.testing.assert_close(features.grad, expected[1])
+
+
 def test_features_of_self_loops_are_kept_while_features_and_edges_stay():
     """Until one of the two changes or is freed; not where autograd records them."""
 

@@ -100,6 +100,18 @@ def test_features_of_self_loops(version, fill_value):
     assert_same(*layers(7, 4, 2, edge_dim=3, fill_value=fill_value, version=version), problem.arguments[:2])
 
 
+@pytest.mark.parametrize("fill_value", ["add", "mean", "max"])
+@BOTH
+def test_second_derivatives_by_edge_features(version, fill_value):
+    x, edge_index, edge_attr = Problem("hub", edge_dim=3).arguments
+    found = []
+    for layer in layers(7, 4, 2, edge_dim=3, fill_value=fill_value, backend="reference", version=version):
+        given = edge_attr.detach().clone().requires_grad_()
+        (first,) = torch.autograd.grad(layer(x, edge_index, given).square().sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), given)[0])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("backend", ["reference", "formula"])
 def test_sources_and_targets_of_their_own(backend):
     generator = torch.Generator().manual_seed(1)
@@ -281,8 +293,11 @@ def test_dropout_keeps_the_mean():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="fill_value: got 'median'"):
-        fused3s.nn.GATConv(7, 4, fill_value="median")
+    for wrong, got in (("median", "'median'"), (None, "None"), ([0.1, 0.2, 0.3], r"\[0.1, 0.2, 0.3\]")):
+        with pytest.raises(ValueError, match=f"fill_value: got {got}; a number, a tensor or one of add, mean"):
+            fused3s.nn.GATConv(7, 4, fill_value=wrong)
+    with pytest.raises(ValueError, match=r"fill_value: got shape \(2,\); \[3\] is needed"):
+        fused3s.nn.GATv2Conv(7, 4, edge_dim=3, fill_value=torch.ones(2))
     x, edge_index, edge_attr = Problem("hub", edge_dim=3, dtype=torch.float32).arguments
     with pytest.raises(ValueError, match="edge_attr: got some, and the layer was made with edge_dim=None"):
         fused3s.nn.GATv2Conv(7, 4)(x, edge_index, edge_attr)
@@ -290,6 +305,8 @@ def test_wrong_arguments():
         for wrong, got in ((edge_attr[1:], edge_attr.shape[0] - 1), (torch.cat([edge_attr, edge_attr[:1]]), "")):
             with pytest.raises(ValueError, match=rf"edge_attr: got shape \({got}.*; \[{len(edge_attr)}, 3\] is needed"):
                 layer(7, 4, edge_dim=3)(x, edge_index, wrong)
+        with pytest.raises(TypeError, match=r"edge_attr: got torch.complex64; real numbers are needed"):
+            layer(7, 4, edge_dim=3)(x, edge_index, edge_attr.to(torch.complex64))
     for layer in (fused3s.nn.GATConv(7, 4), fused3s.nn.GATv2Conv(7, 4, add_self_loops=False), fused3s.nn.AGNNConv()):
         with pytest.raises(TypeError, match=r"edge_index: got list; an edge_index \[2, E\]"):
             layer(x, edge_index.tolist())

@@ -242,14 +242,22 @@ def test_exported_pickled_and_on_device_meta():
         ),
         (lambda x, edges: x.pop("venue"), r"x_dict: got paper, author; edges \('paper', 'in', 'venue'\) need"),
         (lambda x, edges: edges.clear(), "edge_index_dict: got no kind of edges"),
+        (lambda x, edges: x.update(venue=None), r"x_dict\['venue'\]: got NoneType; a tensor \[N, F\] is needed"),
+        (lambda x, edges: x.update(venue=x["venue"][0]), r"x_dict\['venue'\]: got \(4,\); a tensor \[N, F\] is needed"),
     ],
 )
 def test_wrong_graphs_get_a_sentence(change, text):
     ours = pair()[1]
     x, edges = problem(*CASES["several kinds"])
     change(x, edges)
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((TypeError, ValueError), match=text):
         ours(x, edges)
+
+
+@pytest.mark.parametrize(("columns", "heads", "text"), [(8, 0, "heads: got 0"), (0, 1, "out_channels: got 0")])
+def test_wrong_sizes_get_a_sentence(columns, heads, text):
+    with pytest.raises(ValueError, match=text):
+        fused3s.nn.HGTConv(8, columns, (["paper"], [CITES]), heads)
 
 
 @pytest.mark.parametrize(("row", "wrong"), [(0, 9), (0, -1), (1, 37), (1, -3)])
