@@ -50,6 +50,6 @@ FIGURE_8 = ["ogbn-arxiv", "igb-small", "reddit", "ogbn-products", "amazon-produc
 FIGURE_8 += ["zinc", "peptides-func", "coco-sp", "pascalvoc-sp"]
 MODEL_32 = MODEL | EAGER | FP32 | {"dataset": FIGURE_8, "dim": [64, 128, 256]}
 MODEL_16 = MODEL_32 | FP16
-# Of the real graphs of configs/bench/end_to_end_precisions.yaml.
+# Rows of configs/bench/end_to_end_precisions.yaml, whose graphs are real.
 TYPED_32 = MODEL | EAGER | FP32 | TYPED | {"dim": 128}
 TYPED_TF32, TYPED_16 = TYPED_32 | TF32, TYPED_32 | FP16

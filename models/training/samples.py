@@ -79,7 +79,7 @@ class SampledNodesTask(NodesTask):
         return load, lambda: self.batch(held, size, room)
 
     def evaluation(self, evaluate: Forward, make_room: MakeRoom) -> Callable[[Batch], Tensor]:
-        """Of the whole graph."""
+        """Evaluation on the whole graph, one CUDA graph for all batches."""
         captured = capture(lambda: evaluate(self.whole), self.labels.device)
         return lambda batch: captured.replay()
 

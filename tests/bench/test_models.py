@@ -150,7 +150,7 @@ def test_no_backend_casts_what_the_projection_writes_in_any_precision(tmp_path, 
         *(("pyg", SINGLE, SINGLE, SINGLE), ("pyg", HALF, HALF, HALF)),
         ("reference", SINGLE, SINGLE, SINGLE),
     }
-    # What the logits are compared with is computed in float32, not in TF32.
+    # The reference logits are computed in float32, not in TF32.
     assert {one for one in precisions if one[0] == "reference"} == {("reference", "highest")}
     assert {precision for backend, precision in precisions if backend == "pyg"} == {"highest", "high"}
     assert torch.get_float32_matmul_precision() == "highest"

@@ -328,7 +328,7 @@ __device__ __forceinline__ void edge_gradients(const Params& p) {
     if constexpr (kOverRows) of_row = dropout_row(seed, row, loaded_head);
   }
 
-  // What the pass over rows wrote for each edge, or for each row.
+  // Weights of each edge, or the LSE and delta of each row, from the pass over rows.
   const char* const written = opaque_pointer(
       kIsGiven ? reinterpret_cast<const char*>(p.edge_weights + loaded_head * Group::kWeights)
                : reinterpret_cast<const char*>(p.row_state + loaded_head));

@@ -177,8 +177,9 @@ class _EdgeTensors:
         if "additive_weight" in wanted:
             shape = num_rows, num_heads, query.shape[2]
             self.of_additive = query.new_empty(shape, dtype=torch.float32)
-        self.heads, self.signs = heads_of_lane_group(num_heads, query.shape[2], query.dtype), None
+        self.signs = None
         if self.wants_added:  # a byte of each lane
+            self.heads = heads_of_lane_group(num_heads, query.shape[2], query.dtype)
             lanes = -(-num_heads // self.heads) * self.heads * unpacked_lanes(query.shape[2])
             self.signs = data.new_of_edges(query, (lanes,), torch.uint8)
         if (of_columns := self.of_values.get("column_values")) is not None:

@@ -12,9 +12,9 @@ from ...torch_side.torch_private import is_traced
 from .self_loops import check_graph, edge_list
 from .tensor_memo import TensorMemo
 
-_states = TensorMemo("edge_index_dict")  # of a tensor: an object that stands for its current values
-# Of the first tensor, key: the kinds. What a result was made of, relations and states, is part of it: edges of a tensor
-# that was changed or replaced are not kept beside the new ones.
+_states = TensorMemo("edge_index_dict")  # the result is an object that stands for the tensor's current values
+# Merged edges are kept with the first tensor; the key is the kinds. A result holds the relations and states that it was
+# made from, and is replaced if they differ: edges of a changed tensor are not kept beside the new ones.
 _merged = TensorMemo("edge_index_dict")
 
 
