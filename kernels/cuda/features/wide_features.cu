@@ -125,7 +125,8 @@ struct FeatureWarp {
   }
 };
 
-// sum + small += A B. kA: type of A's elements.
+// sum + small += A B. kA: type of A's elements. Tensor cores truncate when they add: a float32 product starts at 0, and
+// an addition rounds it into the sum, which would be too small by several ulp otherwise.
 template <Element kA>
 __device__ __forceinline__ void mma_terms(float (&sum)[4], float (&small)[4], const float (&a)[4], u32 b0, u32 b1) {
   u32 high[4], low[4], b[2], b_low[2];
@@ -183,7 +184,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMinBlocks<kIn, kColumns, k
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
           const u32(&u)[kLaneColumns] = projected[tile][step];
-          mma_terms<kIn>(sum[tile], small[tile], a, opaque(u[i]), opaque(u[i + 1]));  // terms in no registers
+          const u32 u0 = opaque(u[i]), u1 = opaque(u[i + 1]);  // terms in no registers
+          if constexpr (kIsWide<kIn>) {
+            float product[4] = {};
+            mma_terms<kIn>(product, product, a, u0, u1);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sum[tile][j] += product[j];
+          } else {
+            mma_terms<kIn>(sum[tile], small[tile], a, u0, u1);
+          }
         }
       }
     }
@@ -266,7 +275,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, kMinBlocks<kIn, kColumns, k
         const float a[4] = {x[0][i], x[0][i + 1], x[1][i], x[1][i + 1]};
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          float sum[4] = {};  // tensor cores truncate when they add: a product starts at 0
+          float sum[4] = {};
           mma_terms<kIn>(sum, sum, a, w[tile][0], w[tile][1]);
 #pragma unroll
           for (int j = 0; j < 4; ++j) sums[(tile * kSteps + step) * 2 + j % 2][i + j / 2] += sum[j];
