@@ -10,6 +10,7 @@ from .. import AttentionPlan, BoundEdges, SlowerBackendWarning
 from ..arguments import MOST_COLUMNS, check_dense, check_integer, check_rate
 from ..graph.csr import MAX_DIM
 from ..graph.edge_list import with_memory
+from ..runtime.gather_rows import gather_rows
 from ..torch_side.autocast import input_type
 from ..torch_side.torch_private import is_traced
 from .base import Layer
@@ -185,7 +186,7 @@ class AttentionConv(Layer):
             bound = bind_features(plan, terms.padded_features, value.dtype, cache=self.cache)
             terms = replace(terms, order=plan.edge_order, padded_features=bound.padded_features)
         elif terms.edge_values is not None:
-            values = terms.edge_values.index_select(0, plan.edge_order.edge_of_csr)
+            values = gather_rows(terms.edge_values, plan.edge_order.edge_of_csr)
             terms = replace(terms, order=plan.edge_order, edge_values=values)
         else:
             terms = replace(terms, order=plan.shape)

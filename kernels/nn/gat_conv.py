@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import AttentionPlan
+from ..runtime.gather_rows import gather_rows
 from ..terms.edge_data import scored_edges
 from ..torch_side.torch_private import is_traced
 from .attention_conv import AttentionConv, ends_of, two_sizes
@@ -197,7 +198,7 @@ class GATConv(AttentionConv):
             return self._attend(*self._values_and_scores(source, target), edge_scores, graph, plan, target.shape[0])
         score, values = score_of(row=True, edge=edge_scores is not None), None
         if edge_scores is not None:
-            values = edge_scores.to(dtype).index_select(0, plan.edge_order.edge_of_csr).unsqueeze(-1)
+            values = gather_rows(edge_scores.to(dtype), plan.edge_order.edge_of_csr).unsqueeze(-1)
         call = GATCall(plan, dtype, score, self.negative_slope, self.dropout_rate)
         with torch.autocast(source.device.type, enabled=False) if dtype is not of_source.dtype else nullcontext():
             return run_as_node(call, values, bias, *given)

@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from ..arguments import DTYPES, check_dense, finite_number
 from ..graph.edge_order import EdgeOrder
+from ..runtime.gather_rows import gather_rows
 from .dropout import Dropout
 from .score_source import KINDS
 from .score_term import ScoreTerm, bind_score, score_of
@@ -226,11 +227,10 @@ def bind(
         raise ValueError(f"clamp: got {clamp}; a positive finite number is needed, or None for no clamp")
 
     edge = None if order is None else order.edge_of_csr
-    features, types = (None if tensor is None else tensor.index_select(0, edge) for tensor in (features, types))
     if features is not None:
-        features = pad_features(features)
+        features = gather_rows(features, edge, padded_columns(num_features))
     if types is not None:
-        types = types.to(torch.uint8)
+        types = types.index_select(0, edge).to(torch.uint8)
         checked_types = types, num_types
     weights = data.key_weight, data.value_weight, data.type_weight, data.key_factor
     slope = finite_number("additive_slope", data.additive_slope)
@@ -322,12 +322,6 @@ def check_edges(edges: BoundEdges, query: torch.Tensor) -> None:
 def padded_columns(num_features: int) -> int:
     """Columns of `padded_features`."""
     return -(-num_features // FEATURE_STEP) * FEATURE_STEP
-
-
-def pad_features(features: torch.Tensor) -> torch.Tensor:
-    """Features [nnz, r] as kernels read them: `padded_columns(r)` columns, zeros behind the r."""
-    missing = -features.shape[1] % FEATURE_STEP
-    return functional.pad(features, (0, missing)) if missing else features  # a pad of nothing copies
 
 
 def multiplied_keys(key: torch.Tensor, edges: BoundEdges, part: slice = slice(None)) -> torch.Tensor:

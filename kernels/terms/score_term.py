@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..arguments import DTYPES, check_dense, finite_number
+from ..runtime.gather_rows import gather_rows
 from .score_expression import FUNCTIONS, MOST_LEVELS, MOST_NUMBER, SCORE, evaluate, names_in, parse, renamed
 from .score_source import KINDS, MOST_KEPT, NUMBER, count_values, expression_source
 
@@ -237,7 +238,7 @@ def bind_score(
             }
         together = _side_by_side(checked)
         if kind == "edge" and together is not None:
-            together = together.index_select(0, edge_order)
+            together = gather_rows(together, edge_order)
         stacked[kind] = together
     numbers = [] if term is None else list(term.numbers.values())
     given = multiplier is not None, bias is not None, clamp is not None

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from ..backends import REGISTRY
 from ..backends.base import BackwardCall, Call
+from ..runtime.gather_rows import add_to_rows, gather_rows
 from ..runtime.semaphores import FreshSemaphores
 from ..terms.dropout import Dropout
-from ..terms.edge_data import FLOATS, TENSORS, BoundEdges, pad_features
+from ..terms.edge_data import FLOATS, TENSORS, BoundEdges, padded_columns
 from .autograd import gradients_of, names_of
 from .once_differentiable import refuse_double_backward
 from .torch_private import register_shortcut
@@ -109,11 +110,10 @@ def _sorted(call: Call, order: Tensor | None, features: Tensor | None) -> list[T
     if order is None:
         return []
     tensors = call.edges.tensors()
-    given = [None if features is not None else tensors[OF_EDGES[0]], tensors[OF_EDGES[1]]]
-    given = [None if each is None else each.index_select(0, order) for each in given]
-    if given[0] is not None:
-        given[0] = pad_features(given[0])
-    return [given[0] if features is None else features, given[1]]
+    given, values = (tensors[place] for place in OF_EDGES)
+    if features is None and given is not None:
+        features = gather_rows(given, order, padded_columns(given.shape[1]))
+    return [features, None if values is None else gather_rows(values, order)]
 
 
 def _with_sorted(call: Call, found: Sequence[Tensor | None]) -> Call:
@@ -192,8 +192,7 @@ class Operator:
         # Keeps the plan until the backward pass, which refuses one whose memory was filled anew (`PlanRoom.fill`). On
         # the memory, since torch.compile may save another tensor of it. CUDA graphs forget it: their plans live anyway,
         # and no other tensor of their pool may be kept.
-        kept_edges = sorted_edges if self.tags else None
-        lse.untyped_storage().planned = plan, order, kept_edges, (data := plan.data)
+        lse.untyped_storage().planned = plan, order, sorted_edges, (data := plan.data)
         writes_lse = with_lse and backend.writes_lse
         call = _with_sorted(call, sorted_edges)._replace(out_dtype=out_dtype, lse=lse if writes_lse else None)
         if not writes_lse:
@@ -210,8 +209,6 @@ class Operator:
             plan, order, features = self.plan_of(*plan, given, True)
             planned = plan, order, _sorted(given, order, features), plan.data
         plan, order, sorted_edges, data = planned
-        if sorted_edges is None:
-            sorted_edges = _sorted(given, order, None)
         call = _with_sorted(given, sorted_edges)._replace(out_dtype=output.dtype, lse=lse)
         backward = BackwardCall(call, output, grad_output, names_of(tuple(wanted)), grad_lse=grad_lse)
         with FreshSemaphores():  # no `into`: results of an operator must not share memory
@@ -219,9 +216,7 @@ class Operator:
         for place in OF_EDGES if order is not None else ():
             if (gradient := found[3 + place]) is not None:
                 tensor = given.edges.tensors()[place]
-                gradient = gradient[:, : tensor.shape[1]].to(tensor.dtype)  # features are padded
-                # Adds: after the last edge of a plan with room, the order names edge 0, and the gradient is 0.
-                found[3 + place] = torch.zeros_like(tensor).index_add_(0, order, gradient)
+                found[3 + place] = add_to_rows(gradient.to(tensor.dtype), order, tensor.shape)
         return [gradient.contiguous() for gradient in found if gradient is not None]
 
     def _fake(self, query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:

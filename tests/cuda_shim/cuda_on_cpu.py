@@ -26,7 +26,7 @@ from fused3s.fused.edges import features as feature_products
 from fused3s.fused.edges import forward as fused3s_edges
 from fused3s.fused.tiles import backward as fused3s_backward
 from fused3s.fused.tiles import forward as fused3s_forward
-from fused3s.runtime import semaphores
+from fused3s.runtime import gather_rows, semaphores
 from fused3s.runtime.device import GPULimits
 from fused3s.runtime.jit import KernelInstance, KernelSizes
 from fused3s.runtime.params import params_layout
@@ -52,7 +52,7 @@ ORDERS = ("forward", "backward", "random")
 COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_edges_backward),
-    *(added_features, wide_features),
+    *(added_features, gather_rows, wide_features),
     *(batch_norm, dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: which.

@@ -5,6 +5,7 @@ The result is cached on its source tensor, since bound edge data serves many cal
 
 import torch
 
+from ...runtime.gather_rows import gather_rows
 from ...runtime.launch import stream_handle
 from ...runtime.semaphores import is_capturing
 
@@ -24,18 +25,18 @@ def in_slot_order(values: torch.Tensor, slot_edges: torch.Tensor) -> torch.Tenso
     captures = is_capturing(values.device)
     kept = getattr(values, KEPT, None)
     if values.is_inference() or (kept is None and captures):
-        return values.index_select(0, slot_edges)
+        return gather_rows(values, slot_edges)
     version = values._version
     if kept is None:
-        result = values.index_select(0, slot_edges)
+        result = gather_rows(values, slot_edges)
     else:
         of_slots, of_stream, result, of_version = kept
         if of_slots is not slot_edges or (of_stream != stream and not captures):
-            return values.index_select(0, slot_edges)
+            return gather_rows(values, slot_edges)
         if of_version == version:
             return result
         if captures:
-            return values.index_select(0, slot_edges)
-        torch.index_select(values, 0, slot_edges, out=result)
+            return gather_rows(values, slot_edges)
+        result.copy_(gather_rows(values, slot_edges))
     setattr(values, KEPT, (slot_edges, stream, result, version))
     return result

@@ -5,14 +5,17 @@ sizes of a graph are part of the compiled code:
 
     fused3s::attention_of_edges   looks up or builds the plan inside
     fused3s::plan_edges           plans into a tensor, and
+    fused3s::order_of_plan        the order of edges in it, in which
+    fused3s::gather_rows          sorts tensors of edges, once for layers that share them
     fused3s::attention_in_memory  reads the plan from it: for the CUDA graphs of mode="reduce-overhead"
 
 A CUDA graph would keep the plan that attention_of_edges looked up for its first edge_index, so that Inductor leaves it
-out of its graphs. The other two are inside: each replay plans the current edge_index, once for all layers with the same
+out of its graphs. The others are inside: each replay plans the current edge_index, once for all layers with the same
 heads in a training step. A graph that stays is planned outside, where the layer is given its plan.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +29,9 @@ from ...fused.planning.gpu_csr import EdgeSource, PlanNumber
 from ...fused.planning.gpu_plan import most_words
 from ...graph.edge_list import EdgeList
 from ...graph.edge_order import EdgeOrder
+from ...runtime.gather_rows import add_to_rows, gather_rows
 from ...runtime.semaphores import is_capturing
+from ...terms.edge_data import padded_columns
 from ...torch_side.autocast import input_type
 from ...torch_side.operators import LIBRARY, Operator, attend_as_operator
 from ...torch_side.torch_private import assert_on_gpu, compiles_cuda_graphs
@@ -77,8 +82,23 @@ def attend_edges(
     if has_loops := num_loops != NO_LOOPS:
         edge_index = with_self_loops(edge_index, num_loops, cache, allows_padding=True).edges
     terms = key.shape[2], query.shape[1], dtype, edges is not None, with_lse, has_loops
-    memory = torch.ops.fused3s.plan_edges(edge_index, query.shape[0], key.shape[0], *terms)
-    return attend_as_operator(IN_MEMORY, "fused3s", (memory, edge_index.shape[1]), call, with_lse)[0]
+    num_edges, sizes = edge_index.shape[1], (query.shape[0], key.shape[0])
+    memory = torch.ops.fused3s.plan_edges(edge_index, *sizes, *terms)
+    if edges is not None and not edges.padded_features is edges.edge_values is None:
+        order = torch.ops.fused3s.order_of_plan(memory, num_edges, *sizes, *terms[:-1])
+        call = call._replace(edges=_sorted(edges, order))
+    return attend_as_operator(IN_MEMORY, "fused3s", (memory, num_edges), call, with_lse)[0]
+
+
+def _sorted(edges: BoundEdges, order: Tensor) -> BoundEdges:
+    """The edges with their tensors in the order of a plan."""
+    features, values, gather = edges.padded_features, edges.edge_values, torch.ops.fused3s.gather_rows
+    if features is not None:
+        features = gather(features, order, padded_columns(features.shape[1]))
+    if values is not None:
+        columns = values.flatten(1)
+        values = gather(columns, order, columns.shape[1]).view_as(values)
+    return edges.changed(padded_features=features, edge_values=values)
 
 
 @torch.compiler.assume_constant_result
@@ -183,15 +203,75 @@ def _fake_plan(edge_index: Tensor, num_rows: int, num_cols: int, *_: object) -> 
 
 def _plan_in(
     backend: str, memory: Tensor, num_edges: int, call: Call, with_lse: bool
-) -> tuple[AttentionPlan, Tensor | None, None]:
+) -> tuple[AttentionPlan, None, None]:
     """The plan that `_plan_edges` made for such a call."""
     (num_rows, num_heads, head_dim), num_cols = call.query.shape, call.key.shape[0]
     inputs = InputSpec(call.query.dtype, head_dim, num_heads, None, call.edges is not None, with_lse)
     shape = max(1, num_rows), max(1, num_cols)
     data: Fused3SPlan = REGISTRY[backend].make_room(shape, num_edges, memory.device, inputs, memory)
-    order = None if call.edges is None else REGISTRY[backend].sorted_edges(data)
-    plan_order = None if order is None else EdgeOrder(order)
-    return AttentionPlan(backend, (num_rows, num_cols), memory.device, inputs, data, edge_order=plan_order), order, None
+    order = None if call.edges is None else EdgeOrder(REGISTRY[backend].sorted_edges(data))
+    return AttentionPlan(backend, (num_rows, num_cols), memory.device, inputs, data, edge_order=order), None, None
+
+
+LIBRARY.define(
+    "order_of_plan(Tensor memory, SymInt num_edges, SymInt num_rows, SymInt num_cols, SymInt head_dim, "
+    "SymInt num_heads, ScalarType dtype, bool edge_data, bool backward) -> Tensor"
+)
+
+
+def _order_of_plan(
+    memory: Tensor,
+    num_edges: int,
+    num_rows: int,
+    num_cols: int,
+    head_dim: int,
+    num_heads: int,
+    dtype: torch.dtype,
+    edge_data: bool,
+    backward: bool,
+) -> Tensor:
+    """[num_edges] int32: the edge at each place of a plan that `_plan_edges` made of the other arguments."""
+    inputs = InputSpec(dtype, head_dim, num_heads, None, edge_data, backward)
+    shape, backend = (max(1, num_rows), max(1, num_cols)), REGISTRY["fused3s"]
+    data = backend.make_room(shape, num_edges, memory.device, inputs, memory)
+    return backend.sorted_edges(data).clone()  # an operator returns no view
+
+
+LIBRARY.impl("order_of_plan", _order_of_plan, "CUDA")
+
+
+@torch.library.register_fake("fused3s::order_of_plan", lib=LIBRARY)
+def _fake_order(memory: Tensor, num_edges: int, *_: object) -> Tensor:
+    return memory.new_empty(num_edges)
 
 
 IN_MEMORY = Operator("attention_in_memory", "Tensor memory, SymInt num_edges", _plan_in)
+
+
+LIBRARY.define("gather_rows(Tensor rows, Tensor places, SymInt columns) -> Tensor")
+LIBRARY.define("add_to_rows(Tensor gradient, Tensor places, SymInt num_rows, SymInt columns) -> Tensor")
+LIBRARY.impl("gather_rows", gather_rows, "CUDA")
+LIBRARY.impl("add_to_rows", lambda gradient, places, *shape: add_to_rows(gradient, places, shape), "CUDA")
+
+
+@torch.library.register_fake("fused3s::gather_rows", lib=LIBRARY)
+def _fake_gather(rows: Tensor, places: Tensor, columns: int) -> Tensor:
+    return rows.new_empty(places.shape[0], columns)
+
+
+@torch.library.register_fake("fused3s::add_to_rows", lib=LIBRARY)
+def _fake_add(gradient: Tensor, places: Tensor, num_rows: int, columns: int) -> Tensor:
+    return gradient.new_empty(num_rows, columns)
+
+
+def _save_places(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    rows, places, _ = inputs
+    ctx.save_for_backward(places)
+    ctx.shape = rows.shape
+
+
+def _gradient_of_gather(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return torch.ops.fused3s.add_to_rows(gradient, *ctx.saved_tensors, *ctx.shape), None, None
+
+
+torch.library.register_autograd("fused3s::gather_rows", _gradient_of_gather, setup_context=_save_places, lib=LIBRARY)

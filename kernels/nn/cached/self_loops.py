@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...backends.segments import Segments, SegmentSum
 from ...runtime.cuda_graph import CaptureError
+from ...runtime.gather_rows import gather_rows
 from ...runtime.semaphores import is_capturing
 from ...torch_side.torch_private import is_traced
 from .tensor_memo import TensorMemo
@@ -92,7 +93,7 @@ def features_with_self_loops(
 def _with_loops(
     features: Tensor, edge_index: Tensor, num_nodes: int, fill_value: float | Tensor | str, looped: _Looped, cache: bool
 ) -> Tensor:
-    kept, columns = features.index_select(0, looped.kept), features.shape[1]
+    kept, columns = gather_rows(features, looped.kept), features.shape[1]
     if not isinstance(fill_value, str):
         fill = torch.as_tensor(fill_value, dtype=features.dtype, device=features.device)
         return torch.cat([kept, fill.expand(num_nodes, columns)])
@@ -107,7 +108,7 @@ def _with_loops(
         reduced = start.scatter_reduce(0, target, values, f"a{fill_value}").where(counts > 0, 0.0)
     elif fill_value == "mul" or is_traced(values):  # compiled code has no second derivatives
         reduction, initial = ("prod", 1.0) if fill_value == "mul" else ("sum", 0.0)
-        values, offsets = values.index_select(0, by_target.order), by_target.indptr
+        values, offsets = gather_rows(values, by_target.order), by_target.indptr
         reduced = torch.segment_reduce(values, reduction, offsets=offsets, unsafe=True, initial=initial)
     else:
         reduced = SegmentSum.apply(values, by_target)

@@ -20,7 +20,7 @@ from bench.baselines import REGISTRY
 from fused3s import plan_attention
 from fused3s.backends.base import InputSpec
 from fused3s.graph.csr import csr_pattern
-from fused3s.terms.edge_data import BoundEdges, EdgeData, pad_features
+from fused3s.terms.edge_data import BoundEdges, EdgeData, padded_columns
 
 ROOT = Path(__file__).resolve().parents[3]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -196,7 +196,7 @@ def few_edges():
 
 def edges_with(features: torch.Tensor, **weights: object) -> BoundEdges:
     num_features = features.shape[1]
-    padded = pad_features(features)
+    padded = torch.nn.functional.pad(features, (0, padded_columns(num_features) - num_features))
     return BoundEdges(padded_features=padded, num_features=num_features, **weights)
 
 
