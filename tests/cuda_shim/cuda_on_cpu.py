@@ -56,7 +56,7 @@ BACKENDS = (
     *(batch_norm, dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: which.
-UPDATED = {"add_features": ("output",), "relu_backward": ("grad",)}
+UPDATED = {"add_features": ("output",), "add_features_float": ("rows",), "relu_backward": ("grad",)}
 UPDATED |= {"combine_rows": ("output", "lse")}
 UPDATED |= {"batch_norm_statistics": ("running_mean", "running_variance", "num_batches")}
 # Kernels that write the edges of a graph, where memory may be zeros behind them (`Fused3SData.new_of_edges`).

@@ -101,8 +101,9 @@ def launch_edge_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     if into is not None and not all(map(is_, into, aligned_rows(into, *alignment))):
         into = None
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
-    if into and edges is not None and edges.key_weight is not None and not is_wide(edges):
-        (grad_query,) = new_gradients(query)  # add_features needs contiguous rows
+    adds = edges is not None and edges.key_weight is not None and not is_wide(edges)
+    if into and adds and query.dtype != torch.float32:
+        (grad_query,) = new_gradients(query)  # add_features needs contiguous rows of 16 bits
     scalars = num_rows, num_heads, scale, () if edges is None else term_scalars(edges)
     _launch(
         over_rows,

@@ -3,7 +3,8 @@ for the kernels that compute these products.
 
 cuda/features/pack_features.cu          weights as B fragments
 cuda/features/feature_products.cu       16-bit tensors
-cuda/features/weight_gradient_float.cu  gradients of the weights in float32; its other products are GEMMs of cuBLAS
+cuda/features/feature_products_float.cu  float32; of more than 16 features at a time, GEMMs of cuBLAS
+cuda/features/weight_gradient_float.cu  gradients of the weights in float32
 cuda/features/weight_gradient.cuh       shared part of the gradients of the weights
 """
 
@@ -27,6 +28,9 @@ FEATURES = FEATURE_STEP
 PACK_THREADS = 256  # as in cuda/features/pack_features.cu
 PACK_PAIR_FEATURES = KernelInstance("features/pack_features.cu", "pack_pair_features")
 PAIR_WORDS = 128  # int32 words of a packed weight, per head
+# As in cuda/features/feature_products_float.cu:
+FLOAT_THREADS, PASSES = 256, 8
+MOST_WEIGHT_BYTES = 32 * 1024  # of the weights of a block; several blocks fit an SM
 
 
 def pack_features(
@@ -98,6 +102,9 @@ def project_query(query: torch.Tensor, weight: torch.Tensor, columns: int = FEAT
     if projected.numel() == 0:
         return projected
     if query.dtype == torch.float32:
+        if columns == FEATURES:
+            _launch_float("project_query_float", query, projected, weight.contiguous(), FLOAT_THREADS * 4 // FEATURES)
+            return projected
         if missing := columns - weight.shape[2]:  # a pad of nothing copies
             weight = functional.pad(weight, (0, missing))
         return torch.bmm(query.transpose(0, 1), weight, out=projected)  # by `out`, which autocast leaves alone
@@ -129,7 +136,8 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     The sum is in float32 and rounded once.
 
     Args:
-        output: [N, H, d] contiguous, float32 or of `weight`'s type, d even up to 256; updated in place.
+        output: [N, H, d] contiguous, float32 or of `weight`'s type, d even up to 256; updated in place. With a float32
+            weight any row and head strides, rows aligned as those of `project_query`.
         feature_sums: [H, N, 16] fp16, bf16 or float32, contiguous, finite; columns from r on are ignored.
         weight: [H, d, r] of the same type, contiguous, r <= 16.
     """
@@ -137,7 +145,8 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     if output.numel() == 0:
         return
     if weight.dtype == torch.float32:
-        add_product(output, feature_sums, weight)
+        lanes = dim // _vector(dim)
+        _launch_float("add_features_float", output, feature_sums, weight, FLOAT_THREADS // lanes)
         return
     kernel = get_kernel(product_instance("add_features", weight.dtype, dim, output.dtype), output.device.index)
     groups = -(-num_heads // kernel.sizes.block_items)
@@ -192,6 +201,50 @@ def weight_gradients(products: Sequence[tuple[torch.Tensor, torch.Tensor]], num_
         overlaps=True,
     )
     return gradients
+
+
+def _vector(dim: int) -> int:
+    """Floats of a load."""
+    return 4 if dim % 4 == 0 else 1
+
+
+def _launch_float(
+    function: str, rows: torch.Tensor, products: torch.Tensor, weight: torch.Tensor, block_items: int
+) -> None:
+    """Queue a kernel of cuda/features/feature_products_float.cu.
+
+    Args:
+        block_items: heads of rows that a block processes in a pass.
+    """
+    num_rows, num_heads, dim = rows.shape
+    row_stride, head_stride, _ = rows.stride()
+    head_bytes = (dim + 1) * FEATURES * rows.itemsize
+    block_heads = min(num_heads, max(1, MOST_WEIGHT_BYTES // head_bytes))
+    kernel = get_kernel(float_instance(function, _vector(dim)), rows.device.index)
+    launch_kernel(
+        kernel,
+        (-(-num_rows * block_heads // (block_items * PASSES)), -(-num_heads // block_heads)),
+        FLOAT_THREADS,
+        {"rows": rows, "products": products, "weight": weight},
+        kernel.scalars(
+            row_stride=row_stride,
+            head_stride=head_stride,
+            num_rows=num_rows,
+            num_heads=num_heads,
+            dim=dim,
+            num_features=weight.shape[2],
+            block_heads=block_heads,
+            block_items=block_items,
+        ),
+        shared_bytes=block_heads * head_bytes,
+        overlaps=True,
+    )
+
+
+@lru_cache
+def float_instance(function: str, vector: int) -> KernelInstance:
+    """ "project_query_float" or "add_features_float", for rows read in vectors of 4 floats or of 1."""
+    return KernelInstance("features/feature_products_float.cu", function, (vector,))
 
 
 @lru_cache(1024)

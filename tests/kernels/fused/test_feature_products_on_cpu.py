@@ -1,6 +1,6 @@
 """cuda/features/feature_products.cu on the CPU (tests/cuda_shim): the real source and launches against float64.
 
-Of float32 only the gradients of the weights; tests/kernels/fused/test_edge_backward_on_cpu.py runs the other kernels.
+tests/kernels/fused/test_edge_backward_on_cpu.py runs the other kernels.
 """
 
 import pytest
@@ -39,7 +39,7 @@ def rounding(dtype):
     return torch.finfo(dtype).eps / 2
 
 
-@pytest.mark.parametrize("dtype", [HALF, BFLOAT], ids=str)
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT, FLOAT], ids=str)
 @pytest.mark.parametrize("dim", DIMS)
 def test_project_query(monkeypatch, dim, dtype):
     for strided in (False, True):
@@ -63,13 +63,13 @@ OUTPUTS = [
     (dim, dtype, FLOAT if (index + (dtype == BFLOAT)) % 2 else dtype)
     for index, dim in enumerate(DIMS)
     for dtype in (HALF, BFLOAT)
-]
+] + [(dim, FLOAT, FLOAT) for dim in DIMS]
 
 
 @pytest.mark.parametrize(("dim", "dtype", "out_dtype"), OUTPUTS, ids=str)
 def test_add_features(dim, dtype, out_dtype):
     for rows, heads, features, mode in CASES:
-        output = randn(rows, heads, dim, dtype=out_dtype)
+        output = strided_query(rows, heads, dim, out_dtype, strided=dtype == FLOAT and rows % 2 == 1)
         sums = randn(heads, rows, FEATURES, dtype=dtype, seed=1)
         weight = randn(heads, dim, features, dtype=dtype, seed=2)
         products = "hnc,hdc->nhd", sums[..., :features].double(), weight.double()
@@ -85,13 +85,15 @@ def test_add_features(dim, dtype, out_dtype):
         assert (error <= allowed).all(), f"{label}: off by {error.max():.2e}"
 
 
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 @pytest.mark.parametrize("dim", [2, 8, 16, 24])
-def test_heads_that_share_a_quad_keep_their_nan_to_themselves(monkeypatch, dim):
+def test_heads_that_share_a_quad_keep_their_nan_to_themselves(monkeypatch, dim, dtype):
     rows, heads, features = 17, 5, 3
-    weight = randn(heads, dim, features, dtype=HALF, seed=1)
-    query, output = (randn(rows, heads, dim, dtype=HALF, seed=seed) for seed in (2, 3))
-    sums = randn(heads, rows, FEATURES, dtype=HALF, seed=4)
+    weight = randn(heads, dim, features, dtype=dtype, seed=1)
+    query, output = (randn(rows, heads, dim, dtype=dtype, seed=seed) for seed in (2, 3))
+    sums = randn(heads, rows, FEATURES, dtype=dtype, seed=4)
     query[5, 1], sums[1, 5] = torch.nan, torch.nan
+    sums[..., features:] = torch.nan if dtype == FLOAT else 0  # behind the features
     with cuda_on_cpu(), poisoned_buffers(monkeypatch):
         projected = project_query(query, weight)
         add_features(output, sums, weight)
@@ -101,10 +103,11 @@ def test_heads_that_share_a_quad_keep_their_nan_to_themselves(monkeypatch, dim):
     assert torch.equal(output.isnan().any(-1), hit)
 
 
-@pytest.mark.parametrize(("rows", "heads"), [(500, 2), (40, 33)])
-def test_warps_of_many_tiles_and_more_head_groups_than_blocks_at_once(monkeypatch, rows, heads):
-    query, weight = randn(rows, heads, 8, dtype=HALF), randn(heads, 8, 2, dtype=HALF, seed=1)
-    sums, output = randn(heads, rows, FEATURES, dtype=HALF, seed=2), randn(rows, heads, 8, dtype=FLOAT, seed=3)
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+@pytest.mark.parametrize(("rows", "heads"), [(500, 2), (40, 33), (20, 120)])
+def test_warps_of_many_tiles_and_more_head_groups_than_blocks_at_once(monkeypatch, rows, heads, dtype):
+    query, weight = randn(rows, heads, 8, dtype=dtype), randn(heads, 8, 2, dtype=dtype, seed=1)
+    sums, output = randn(heads, rows, FEATURES, dtype=dtype, seed=2), randn(rows, heads, 8, dtype=FLOAT, seed=3)
     added = torch.einsum("hnc,hdc->nhd", sums[..., :2].double(), weight.double())
     expected = output + added
     with cuda_on_cpu(num_sms=1), poisoned_buffers(monkeypatch):

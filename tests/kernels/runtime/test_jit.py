@@ -20,7 +20,7 @@ from bench.baselines.fused3s_paper import paper_instance
 from fused3s import KernelCompileError
 from fused3s.fused.edges.added_features import added_instance
 from fused3s.fused.edges.backward import edge_backward_instances
-from fused3s.fused.edges.features import product_instance
+from fused3s.fused.edges.features import float_instance, product_instance
 from fused3s.fused.edges.forward import edge_instance, is_packed
 from fused3s.fused.edges.wide_features import wide_instance
 from fused3s.fused.shapes import (
@@ -43,6 +43,7 @@ from fused3s.runtime.jit import Element, KernelInstance
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 
+FLOAT_PRODUCTS = ("project_query_float", "add_features_float")
 NARROWING = 2361  # NVRTC's number of "invalid narrowing conversion"
 DIMS = [8, 24, 40, 64, 72, 96, 112, 128, 136, 192, 200, 256]
 # Head groups of every second head dimension up to 64, and widths of one head that are no multiple of 8.
@@ -188,6 +189,7 @@ def test_feature_products(arch):
     for dtype, registers in ((HALF, 80), (BFLOAT, 80), (FLOAT, 128)):
         dims = in_turn((2, 10, 16, 24, 36, 256), arch, shift=dtype.itemsize)
         check([product_instance("weight_gradient", dtype, dim) for dim, _ in dims], arch, registers)
+    check([float_instance(function, vector) for function, vector in product(FLOAT_PRODUCTS, (1, 4))], arch, 64)
 
 
 @every_arch
