@@ -21,6 +21,8 @@ SPILLS = (
     (r"fused3s<.*, 256, 1, 2, 6, 1>", "sm_90", 40),
     (r"fused3s<.*, 256, 1, 2, 16, 1> .*", "sm_90", 8),
     (r"fused3s_backward<.*, 256, true, 2, 4, 8>", "sm_1[02].", 16),
+    (r"fused3s_backward<.*kFloat, 128, false, 2, [24], 8>", "sm_90|sm_10.", 8),
+    (r"fused3s_backward<.*kFloat, 256, false, 4, [48], [08]>", "sm_1..", 16),
     (r"fused3s_backward<.*, (128|256), true, [12], \d, 16> .*", "sm_1..", 124),
     (r"fused3s_edges<.*, 16, 8, 6>", "sm_12.", 16),
     (r"fused3s_edges<.*kFloat, 8, 8, 393>", "sm_12.", 24),

@@ -124,7 +124,8 @@ struct WindowFragments {
 //
 // The tensor core truncates sums, and the error grows with the number of products in one accumulator. With three terms
 // large products are therefore summed in few steps: SDDMM has separate accumulators for the small terms, and the
-// products of a KV tile are added to the gradients outside of the tensor core.
+// products of a slice, and those of a KV tile with the gradients, are added outside of the tensor core. Otherwise dP is
+// too small by several ulp of the sum over all columns, which <dO, O> is not: dS is their difference.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps>
 struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
   using S = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>;
@@ -173,6 +174,7 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
       for (int matrix = 0; matrix < 2; ++matrix) {
         u32 rows[8];
         load_rows(rows, address, matrix, slice);
+        float of_slice[2][4] = {};
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
           u32 a[4], a_low[4];
@@ -192,11 +194,15 @@ struct WindowFragments<kIn, kDim, kColumns, kDimWarps, true> {
             if constexpr (kHasLow) {
               mma(small[matrix][tile], a_low, b[0], b[1]);
               mma(small[matrix][tile], a, tf32_low(b[0]), tf32_low(b[1]));
-              mma(sum[matrix][tile], a, b[0], b[1]);
+              mma(of_slice[tile], a, b[0], b[1]);
             } else {
               mma(sum[matrix][tile], a, tf32_nearest(b[0]), tf32_nearest(b[1]));
             }
           }
+        }
+        if constexpr (kHasLow) {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) sum[matrix][e / 4][e % 4] += of_slice[e / 4][e % 4];
         }
       }
     }

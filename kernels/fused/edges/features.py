@@ -3,7 +3,7 @@ for the kernels that compute these products.
 
 cuda/features/pack_features.cu          weights as B fragments
 cuda/features/feature_products.cu       16-bit tensors
-cuda/features/feature_products_float.cu  float32; of more than 16 features at a time, GEMMs of cuBLAS
+cuda/features/feature_products_float.cu  float32, heads of up to 32 columns; others: GEMMs
 cuda/features/weight_gradient_float.cu  gradients of the weights in float32
 cuda/features/weight_gradient.cuh       shared part of the gradients of the weights
 """
@@ -31,6 +31,7 @@ PAIR_WORDS = 128  # int32 words of a packed weight, per head
 # As in cuda/features/feature_products_float.cu:
 FLOAT_THREADS, PASSES = 256, 8
 MOST_WEIGHT_BYTES = 32 * 1024  # of the weights of a block; several blocks fit an SM
+MOST_FLOAT_DIM = 32  # wider heads read more of the weights than of the rows, and a GEMM is faster
 
 
 def pack_features(
@@ -102,7 +103,7 @@ def project_query(query: torch.Tensor, weight: torch.Tensor, columns: int = FEAT
     if projected.numel() == 0:
         return projected
     if query.dtype == torch.float32:
-        if columns == FEATURES:
+        if columns == FEATURES and dim <= MOST_FLOAT_DIM:
             _launch_float("project_query_float", query, projected, weight.contiguous(), FLOAT_THREADS * 4 // FEATURES)
             return projected
         if missing := columns - weight.shape[2]:  # a pad of nothing copies
@@ -143,6 +144,9 @@ def add_features(output: torch.Tensor, feature_sums: torch.Tensor, weight: torch
     """
     num_rows, num_heads, dim = output.shape
     if output.numel() == 0:
+        return
+    if weight.dtype == torch.float32 and dim > MOST_FLOAT_DIM:
+        add_product(output, feature_sums, weight)
         return
     if weight.dtype == torch.float32:
         lanes = dim // _vector(dim)
