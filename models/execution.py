@@ -67,7 +67,6 @@ def prepare_execution(
     backend: str,
     dense: Literal["auto"] | DensePath = "auto",
     cuda_graph: bool | Literal["auto"] = "auto",
-    is_long: bool = False,
     capture: Capture = capture,
 ) -> Execution:
     """Choose the implementation, and capture a CUDA graph if configured.
@@ -80,13 +79,12 @@ def prepare_execution(
         backend: name of the attention backend, for messages.
         dense: see `models.fast`.
         cuda_graph: whether to capture the pass; "auto": if possible.
-        is_long: see `choose_dense`.
         capture: captures a function on a GPU; on several ranks all of them, or none.
 
     Raises:
         DenseUnavailableError, CudaGraphError: the requested execution is not available; the text is the reason.
     """
-    chosen = choose_dense(model, dense, is_long=is_long)
+    chosen = choose_dense(model, dense)
     make = inputs if callable(inputs) else lambda: inputs
     eager = Execution(model, make(), chosen, None, "as configured")
     if cuda_graph is False:
@@ -101,8 +99,6 @@ def prepare_execution(
     except CudaGraphError as error:
         if cuda_graph is True:
             raise
-        if is_long:  # eager batches differ in shape, and each would be compiled
-            eager = replace(eager, dense=choose_dense(model, dense))
         return replace(eager, graph_reason=f"{asked}; {error}")
 
 

@@ -3,8 +3,8 @@ between two attentions (output projection, FFN, norms, next QKV projection).
 
 plain     The modules of the model, at least one kernel each.
 compiled  torch.compile of the layers between two attentions, so that attention causes no graph break. The first pass
-          compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower). "auto" takes
-          it in long runs on GPUs whose compute capability is not 9.0 (`compiling_pays`).
+          compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower). "auto" never
+          takes it.
 fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference models.dense.block, d = 64, 80, 96, 128, 160,
           192 and 256, compute capability 9.0, which reads a packed copy of the weights. In training
           `models.fast_training`, also with batch norm.
@@ -15,12 +15,9 @@ error at the next run: prepare the execution again. The three paths round to the
 their outputs agree within the tolerance of `--verify`. Modules of the fused paths are imported on use.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from shutil import which
 from typing import Literal
 
 import torch
@@ -44,7 +41,6 @@ from models.weight_copies import CopiedModules
 DensePath = Literal["plain", "compiled", "fused"]
 VIRTUAL_NODES = "the model has virtual nodes between its blocks"
 Forward = Callable[[GraphInputs], Tensor]  # the model, or a `FastForward` of it
-COMPILED_HINT = "runtime.dense=compiled is faster on this GPU, after up to a minute of compiling"
 
 
 class DenseUnavailableError(RuntimeError):
@@ -107,12 +103,11 @@ class Dense:
             )
 
 
-def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "auto", *, is_long: bool = False) -> Dense:
+def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "auto") -> Dense:
     """Prepare the non-attention layers of a model that has its final device, dtype and weights.
 
     Args:
-        requested: "auto" is fused if it can run, else plain, or compiled in a long run where `compiling_pays`.
-        is_long: whether the run is longer than compiling, with inputs of one shape.
+        requested: "auto" is fused if it can run, else plain.
 
     Raises:
         DenseUnavailableError: "fused" was requested and cannot run.
@@ -124,7 +119,7 @@ def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "au
     is_fused = not refused and requested in ("auto", "fused")
     if refused:
         why += f"; not fused: {refused}"
-        requested = "compiled" if is_long and compiling_pays(model) else "plain"
+        requested = "plain"
     if requested == "plain":
         return Dense("plain", why, model, CopiedModules())
     blocks = fused_blocks(model) if is_fused else compiled_blocks(model)
@@ -145,26 +140,10 @@ def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> No
 
 
 def training_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> DensePath:
-    """The path of a training step; "auto" compiles where that pays, since a training is long."""
+    """The path of a training step; "auto" is fused if it can run, else plain."""
     if requested != "auto":
         return requested
-    if not fused_unavailable(model, training=True):
-        return "fused"
-    return "compiled" if compiling_pays(model) else "plain"
-
-
-def compiling_pays(model: GraphModel) -> bool:
-    """Whether a Graph Transformer is on a GPU without the kernel of the dense block, and torch.compile finds what it
-    needs: Triton calls a C compiler, which images that only run programs lack."""
-    is_on_gpu = isinstance(model, GraphTransformer) and model.device.type == "cuda"
-    if not is_on_gpu or model.virtual_nodes:
-        return False
-    from models.dense.weights import CAPABILITY
-
-    if torch.cuda.get_device_capability(model.device) == CAPABILITY:
-        return False
-    has_compiler = os.environ.get("CC") or which("gcc") or which("clang")
-    return bool(has_compiler) and find_spec("triton") is not None
+    return "plain" if fused_unavailable(model, training=True) else "fused"
 
 
 def training_forward(model: GraphModel, path: DensePath, *, dynamic: bool = False) -> Forward:

@@ -14,7 +14,7 @@ from common.host_load import HostLoad
 from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
 from configs import Config
 from models import Execution, GraphTransformer, prepare_execution
-from models.fast import COMPILED_HINT, begin_dense, compiling_pays
+from models.fast import begin_dense
 from models.inference.agreement import Accuracy, Agreement, accuracy, compare
 from models.inference.cost import Cost, SetRun
 from models.inference.model_regions import time_attention, time_regions
@@ -68,12 +68,8 @@ def measure(source: Source, request: Request) -> Run:
     format_build = (time.perf_counter() - start) * 1e3
     inputs = source.inputs(attention)  # decides why_eager
     captured = False if source.why_eager else runtime.cuda_graph
-    is_long = request.config.data.batches == "all" and callable(inputs)  # a function makes inputs of one shape
-    options = {"backend": attention.backend, "dense": source.dense, "cuda_graph": captured, "is_long": is_long}
+    options = {"backend": attention.backend, "dense": source.dense, "cuda_graph": captured}
     execution = prepare_execution(source.model, inputs, capture=source.capture, **options)
-    single = request.config.data.batches == 1
-    if source.dense == "auto" and single and execution.dense.path == "plain" and compiling_pays(source.model):
-        console.print(Text(COMPILED_HINT))
     if source.why_eager:
         execution = replace(execution, graph_reason=source.why_eager)
     console.print(Text(f"warm-up: {runtime.warmup}"))

@@ -11,7 +11,7 @@ from fused3s import plan_attention
 from fused3s.backends.reference import ReferenceBackend
 from models import CudaGraphError, DenseUnavailableError, StaleWeightsError, prepare_execution
 from models.dense.block import dense_block_unavailable
-from models.fast import choose_dense, compiling_pays, training_path
+from models.fast import choose_dense
 from models.inference.agreement import compare
 from models.weight_copies import CopiedModules
 
@@ -98,39 +98,6 @@ def test_norms_with_other_epsilons_are_not_fused(make_model):
     assert "the two norms' eps differ: 1e-05 and 0.001" in choose_dense(model).reason
     with pytest.raises(DenseUnavailableError, match="eps differ"):
         choose_dense(model, "fused")
-
-
-@pytest.mark.parametrize(
-    ("device", "capability", "lacks", "compiles"),
-    [
-        ("cuda:0", (8, 0), None, True),
-        ("cuda:0", (12, 0), None, True),
-        ("cuda:0", (9, 0), None, False),
-        ("cuda:0", (8, 9), "triton", False),
-        ("cuda:0", (8, 9), "a C compiler", False),
-        ("cpu", (8, 0), None, False),
-    ],
-)
-def test_auto_compiles_long_runs_outside_of_hopper(monkeypatch, make_model, device, capability, lacks, compiles):
-    model = make_model()
-    monkeypatch.setattr(type(model), "device", torch.device(device))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
-    monkeypatch.setattr("models.fast.fused_unavailable", lambda *model, training=False: "no kernel")
-    monkeypatch.setattr("models.fast.find_spec", lambda name: None if lacks == name else name)
-    monkeypatch.setattr("models.fast.which", lambda name: None if lacks == "a C compiler" else name)
-    monkeypatch.delenv("CC", raising=False)
-    path = "compiled" if compiles else "plain"
-    assert compiling_pays(model) == compiles
-    assert [choose_dense(model, is_long=is_long).path for is_long in (False, True)] == ["plain", path]
-    assert choose_dense(model, is_long=True).reason == "chosen by auto; not fused: no kernel"
-    assert choose_dense(model, "plain", is_long=True).path == "plain"
-    assert [training_path(model, asked) for asked in ("auto", "plain")] == [path, "plain"]
-
-
-def test_auto_compiles_for_one_shape_only(monkeypatch, make_graph, make_model):
-    """Without a CUDA graph, batches have shapes of their own."""
-    monkeypatch.setattr("models.fast.compiling_pays", lambda model: True)
-    assert prepared(make_model(), make_graph(), is_long=True).mode == "plain"
 
 
 def test_an_unavailable_cuda_graph_is_an_error(make_graph, make_model):
