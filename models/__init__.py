@@ -6,8 +6,8 @@ The arguments of a GraphTransformer are the fields of `Settings`.
 from typing import TYPE_CHECKING, Any
 
 from models.checkpoint import CheckpointError, load_checkpoint
-from models.execution import CudaGraphError, Execution, prepare_execution
-from models.fast import DenseUnavailableError, StaleWeightsError
+from models.execution import CudaGraphError, Execution, StaleWeightsError, prepare_execution
+from models.fast import DenseUnavailableError
 from models.graph_inputs import Attention, GraphInputs, prepare_graph
 from models.graph_model import GraphModel
 from models.graph_transformer import GraphTransformer

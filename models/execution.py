@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from fused3s.runtime.cuda_graph import CapturedGraph, CaptureError, capture
-from models.fast import Dense, DensePath, choose_dense
+from models.fast import DensePath, Forward, choose_path, inference_forward
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
+from models.weight_copies import CopiedModules
 
 Capture = Callable[[Callable[[], Tensor], torch.device], CapturedGraph[Tensor]]
 
@@ -19,13 +20,20 @@ class CudaGraphError(RuntimeError):
     """A forward pass cannot be captured in a CUDA graph; the text names the attention backend and the reason."""
 
 
+class StaleWeightsError(RuntimeError):
+    """The weights changed after the fused or compiled path copied them; a run would mix old and new weights."""
+
+
 @dataclass(frozen=True, eq=False)
 class Execution:
     """A model on one graph, ready to run.
 
     Attributes:
         inputs: inputs of an eager pass.
-        dense: implementation of the non-attention layers, and why it was chosen.
+        path: implementation of the non-attention layers: plain, compiled or fused (`models.fast`).
+        path_reason: why it was chosen.
+        forward: inputs -> logits by that path.
+        copied: modules whose weights `forward` has copied.
         captured: the CUDA graph; None for eager execution. Replays read the tensors of `inputs` again (copy other
             features there), or call the function that makes inputs again.
         graph_reason: why there is a CUDA graph, or why not.
@@ -33,14 +41,17 @@ class Execution:
 
     model: GraphModel
     inputs: GraphInputs
-    dense: Dense
-    captured: CapturedGraph[Tensor] | None
-    graph_reason: str
+    path: DensePath
+    path_reason: str
+    forward: Forward
+    copied: CopiedModules
+    captured: CapturedGraph[Tensor] | None = None
+    graph_reason: str = "as configured"
 
     @property
     def mode(self) -> str:
         """The path of the non-attention layers, with "+graph" for a CUDA graph: "plain", "fused+graph"."""
-        return self.dense.path + ("+graph" if self.captured else "")
+        return self.path + ("+graph" if self.captured else "")
 
     def run(self) -> Tensor:
         """Logits. A CUDA graph writes them to one buffer, which the next run overwrites.
@@ -50,14 +61,21 @@ class Execution:
         """
         if not self.captured:
             return self.eager()
-        self.dense.check_weights()
+        self.check_weights()
         return self.captured.replay()
 
     def eager(self, attention: Attention | None = None) -> Tensor:
         """Logits of an eager pass; `attention` replaces the attention of the inputs."""
-        self.dense.check_weights()
-        inputs = self.inputs if attention is None else replace(self.inputs, attention=attention)
-        return self.dense.forward(inputs)
+        self.check_weights()
+        return self.forward(self.inputs if attention is None else replace(self.inputs, attention=attention))
+
+    def check_weights(self) -> None:
+        """Raise a StaleWeightsError if a weight changed after it was copied (see `CopiedModules`)."""
+        if self.copied.have_changed():
+            raise StaleWeightsError(
+                f"the model's weights changed after the {self.path} path copied them: "
+                "call prepare_execution again after loading or updating weights"
+            )
 
 
 def prepare_execution(
@@ -84,30 +102,24 @@ def prepare_execution(
     Raises:
         DenseUnavailableError, CudaGraphError: the requested execution is not available; the text is the reason.
     """
-    chosen = choose_dense(model, dense)
+    path, reason = choose_path(model, dense)
+    forward, copied = inference_forward(model, path)
     make = inputs if callable(inputs) else lambda: inputs
-    eager = Execution(model, make(), chosen, None, "as configured")
+    eager = Execution(model, make(), path, reason, forward, copied)
     if cuda_graph is False:
         return eager
     asked = "chosen by auto" if cuda_graph == "auto" else "as configured"
-
-    def run() -> Tensor:
-        return chosen.forward(make())
-
     try:
-        return replace(eager, captured=_captured(run, backend, model.device, capture), graph_reason=asked)
+        if model.device.type != "cuda":
+            raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {model.device}")
+        try:
+            captured = capture(lambda: forward(make()), model.device)
+        except CaptureError as error:
+            raise CudaGraphError(
+                f"a forward pass with the attention backend {backend} cannot be captured in a CUDA graph: {error}"
+            ) from error
     except CudaGraphError as error:
         if cuda_graph is True:
             raise
         return replace(eager, graph_reason=f"{asked}; {error}")
-
-
-def _captured(run: Callable[[], Tensor], backend: str, device: torch.device, capture: Capture) -> CapturedGraph[Tensor]:
-    if device.type != "cuda":
-        raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {device}")
-    try:
-        return capture(run, device)
-    except CaptureError as error:
-        raise CudaGraphError(
-            f"a forward pass with the attention backend {backend} cannot be captured in a CUDA graph: {error}"
-        ) from error
+    return replace(eager, captured=captured, graph_reason=asked)

@@ -47,10 +47,6 @@ class DenseUnavailableError(RuntimeError):
     """The requested implementation of the non-attention layers cannot run; the text is the reason."""
 
 
-class StaleWeightsError(RuntimeError):
-    """The weights changed after the fused or compiled path copied them; a run would mix old and new weights."""
-
-
 @dataclass(frozen=True, eq=False)
 class FastForward:
     """`GraphTransformer.forward` with the dense blocks replaced.
@@ -78,58 +74,33 @@ class FastForward:
         return self.readout(model.rows(h, inputs))
 
 
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """The chosen implementation for inference.
-
-    Attributes:
-        path: plain, compiled or fused.
-        reason: why it was chosen.
-        forward: the forward pass.
-        copied: modules whose weights `forward` has copied.
-    """
-
-    path: DensePath
-    reason: str
-    forward: Forward
-    copied: CopiedModules
-
-    def check_weights(self) -> None:
-        """Raise a StaleWeightsError if a weight changed after it was copied (see `CopiedModules`)."""
-        if self.copied.have_changed():
-            raise StaleWeightsError(
-                f"the model's weights changed after the {self.path} path copied them: "
-                "call prepare_execution again after loading or updating weights"
-            )
-
-
-def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "auto") -> Dense:
-    """Prepare the non-attention layers of a model that has its final device, dtype and weights.
-
-    Args:
-        requested: "auto" is fused if it can run, else plain.
+def choose_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> tuple[DensePath, str]:
+    """The path of inference, and why; "auto" is fused if it can run, else plain.
 
     Raises:
         DenseUnavailableError: "fused" was requested and cannot run.
     """
     why = "chosen by auto" if requested == "auto" else "as configured"
-    refused = fused_unavailable(model) if requested in ("auto", "fused") else None
-    if refused and requested == "fused":
+    if requested not in ("auto", "fused"):
+        return requested, why
+    if not (refused := fused_unavailable(model)):
+        return "fused", why
+    if requested == "fused":
         raise DenseUnavailableError(f"the fused dense block cannot run: {refused}")
-    is_fused = not refused and requested in ("auto", "fused")
-    if refused:
-        why += f"; not fused: {refused}"
-        requested = "plain"
-    if requested == "plain":
-        return Dense("plain", why, model, CopiedModules())
-    blocks = fused_blocks(model) if is_fused else compiled_blocks(model)
+    return "plain", f"{why}; not fused: {refused}"
+
+
+def inference_forward(model: GraphModel, path: DensePath) -> tuple[Forward, CopiedModules]:
+    """The forward pass of a model that has its final device, dtype and weights, and the modules that it has copied."""
+    if path == "plain":
+        return model, CopiedModules()
+    blocks = fused_blocks(model) if path == "fused" else compiled_blocks(model)
     forward = FastForward(model, pack_embedding(model.embedding), lambda: blocks, model.readout)
-    copied = CopiedModules(model.embedding, *(model.blocks if is_fused else ()))
-    return Dense("fused" if is_fused else "compiled", why, forward, copied)
+    return forward, CopiedModules(model.embedding, *(model.blocks if path == "fused" else ()))
 
 
 def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> None:
-    """Begin to compile the kernels that `choose_dense` will need, beside those of a plan."""
+    """Begin to compile the kernels that `inference_forward` will need, beside those of a plan."""
     if requested in ("auto", "fused") and not fused_unavailable(model):
         from fused3s.runtime.jit import compile_ahead
         from models.dense.block import block_instance

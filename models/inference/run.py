@@ -1,9 +1,7 @@
 """The steps of a run of `scripts/infer.py`, on one process or on each rank: measure, then check the predictions."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
 from rich.text import Text
@@ -12,53 +10,50 @@ from torch import Tensor
 from common.cli import console
 from common.host_load import HostLoad
 from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes, times_inside
-from configs import Config
-from models import Execution, GraphTransformer, prepare_execution
+from models import Execution, GraphTransformer
 from models.fast import begin_dense
-from models.inference.agreement import Accuracy, Agreement, accuracy, compare
-from models.inference.cost import Cost, SetRun
+from models.inference.agreement import Agreement, compare
 from models.inference.model_regions import time_attention, time_regions
-from models.inference.predictions import Form
-from models.inference.source import Attention, Source
+from models.inference.source import SetRun, Source
 from models.metrics import Score, score_on_test
-
-
-@dataclass(frozen=True)
-class Request:
-    """Options of the command line."""
-
-    config_path: Path
-    config: Config
-    verify: bool  # compare the predictions with the reference backend
-    accuracy: bool  # compare the predictions with the model in float32
-    profile: bool  # time each part of the model, and save a trace
-    output: Path | None  # file of the predictions
-    forms: Sequence[Form]  # its content
-    results: Path  # CSV to append to
 
 
 @dataclass
 class Run:
-    """The record of a run: what its report and its CSV rows are made from."""
+    """The result of a run: what its report and its CSV rows are made from.
 
-    request: Request
+    Attributes:
+        forward: ms of a forward pass; of the first batch, where there are several.
+        attention_share: of it spent in attention, 0 to 1; None for layers that call a plan themselves.
+        waited: share of the time in which threads waited for a core meanwhile, see `common.host_load`.
+        format_build: ms to build the sparse format, once per graph or batch.
+        peak_memory: MiB.
+        logits: [rows, classes] float32; None on a rank that reports nothing.
+        whole: all batches; None for one.
+        agreement: with the reference backend; None if not compared.
+        accuracy: against the model in float32; None if not compared.
+        score: of trained weights on the labels; None for random weights and without labels.
+        regions: ms, see `models.inference.model_regions`; empty if not profiled.
+    """
+
     source: Source
-    attention: Attention  # its backend is never "auto"
     execution: Execution
-    cost: Cost
-    logits: Tensor | None  # [rows, classes] float32; None on a rank that reports nothing
-    whole: SetRun | None  # all batches; None for one
-    agreement: Agreement | None = None  # with the reference backend; None if not compared
-    accuracy: Accuracy | None = None  # against the model in float32; None if not compared
-    score: Score | None = None  # of trained weights on the labels; None for random weights and without labels
-    regions: dict[str, Spread] = field(
-        default_factory=dict
-    )  # ms, see `models.inference.model_regions`; empty if not profiled
+    forward: Spread
+    attention_share: Spread | None
+    waited: float | None
+    format_build: float
+    peak_memory: float
+    logits: Tensor | None
+    whole: SetRun | None
+    agreement: Agreement | None = None
+    accuracy: Agreement | None = None
+    score: Score | None = None
+    regions: dict[str, Spread] = field(default_factory=dict)
 
 
-def measure(source: Source, request: Request) -> Run:
+def measure(source: Source) -> Run:
     """Build the sparse format, warm up, time the forward pass, and predict all rows; under `torch.inference_mode()`."""
-    device, runtime = source.device, request.config.runtime
+    device, runtime = source.device, source.config.runtime
     console.print(Text(f"building the sparse format on {device}"))
     begin_dense(source.model, source.dense)
     start = time.perf_counter()
@@ -66,21 +61,14 @@ def measure(source: Source, request: Request) -> Run:
     if device.type == "cuda":
         torch.cuda.synchronize()
     format_build = (time.perf_counter() - start) * 1e3
-    inputs = source.inputs(attention)  # decides why_eager
-    captured = False if source.why_eager else runtime.cuda_graph
-    options = {"backend": attention.backend, "dense": source.dense, "cuda_graph": captured}
-    execution = prepare_execution(source.model, inputs, capture=source.capture, **options)
-    if source.why_eager:
-        execution = replace(execution, graph_reason=source.why_eager)
+    execution = source.prepare(attention)
     console.print(Text(f"warm-up: {runtime.warmup}"))
     for _ in range(runtime.warmup):
         execution.run()
     reset_peak_memory(device)
     times = time_model(execution, runtime.repeats, device, source.exchanges)
-    logits, whole = source.predict(execution, attention)
-    return Run(
-        request, source, attention, execution, Cost(*times, format_build, peak_memory_mib(device)), logits, whole
-    )
+    logits, whole = source.predict(execution)
+    return Run(source, execution, *times, format_build, peak_memory_mib(device), logits, whole)
 
 
 def time_model(
@@ -118,25 +106,31 @@ def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict
     return time_regions(execution, eager_ms=eager.median, device=device, repeats=few)
 
 
-def check(run: Run) -> None:
+def check(run: Run, *, verify: bool, accuracy: bool) -> None:
     """Compare the predictions as asked for, and score those of trained weights; under `torch.inference_mode()`.
 
     A rank that reports nothing takes part, since a reference may need all ranks.
     """
     source, logits = run.source, run.logits
-    if run.request.verify:
+    if verify:
         console.print("comparing with the reference backend")
         expected = source.reference(source.model, source.dtype)
         run.agreement = None if logits is None else compare(logits, expected, source.dtype)
-    if run.request.accuracy:
+    if accuracy:
         console.print("comparing with the model in float32")
         exact = source.reference(source.new_model(torch.float32), torch.float32)
-        run.accuracy = None if logits is None else accuracy(logits, exact)
-    if source.weights.path and logits is not None:
+        run.accuracy = None if logits is None else compare(logits, exact)
+    if source.checkpoint and logits is not None:
         run.score = score_on_test(logits, source.rows)
 
 
-def cost_of_all(costs: Sequence[Cost]) -> Cost:
-    """Times of the slowest rank, and memory of the fullest one."""
-    slowest = max(costs, key=lambda cost: cost.forward.median)
-    return replace(slowest, peak_memory=max(cost.peak_memory for cost in costs))
+def take_ranks(run: Run) -> list[float]:
+    """Replace the times of a run by those of the slowest rank, and its memory by that of the fullest one; MiB of each
+    rank."""
+    own = run.forward, run.attention_share, run.waited, run.format_build, run.peak_memory
+    found = run.source.all_values(own)
+    slowest = max(found, key=lambda one: one[0].median)
+    run.forward, run.attention_share, run.waited, run.format_build, _ = slowest
+    memory = [of_rank[-1] for of_rank in found]
+    run.peak_memory = max(memory)
+    return memory

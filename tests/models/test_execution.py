@@ -11,7 +11,7 @@ from fused3s import plan_attention
 from fused3s.backends.reference import ReferenceBackend
 from models import CudaGraphError, DenseUnavailableError, StaleWeightsError, prepare_execution
 from models.dense.block import dense_block_unavailable
-from models.fast import choose_dense
+from models.fast import choose_path
 from models.inference.agreement import compare
 from models.weight_copies import CopiedModules
 
@@ -93,11 +93,11 @@ def test_each_module_of_the_fused_path_is_watched(make_model, change):
 
 def test_norms_with_other_epsilons_are_not_fused(make_model):
     model = make_model(dim=64)
-    assert choose_dense(model, "plain").path == "plain"
+    assert choose_path(model, "plain") == ("plain", "as configured")
     model.blocks[1].norm2.eps = 1e-3
-    assert "the two norms' eps differ: 1e-05 and 0.001" in choose_dense(model).reason
+    assert "the two norms' eps differ: 1e-05 and 0.001" in choose_path(model, "auto")[1]
     with pytest.raises(DenseUnavailableError, match="eps differ"):
-        choose_dense(model, "fused")
+        choose_path(model, "fused")
 
 
 def test_an_unavailable_cuda_graph_is_an_error(make_graph, make_model):

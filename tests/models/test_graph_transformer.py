@@ -10,7 +10,7 @@ from model_by_hand import ByHand
 from data.dgl import import_dgl
 from fused3s import plan_attention
 from models import DenseUnavailableError
-from models.fast import choose_dense
+from models.fast import compiled_blocks
 from models.readout import mean_nodes
 from models.virtual_node import _ToNodes
 
@@ -73,7 +73,7 @@ def test_gradient_of_the_virtual_nodes():
 
 def test_compiled_layers_would_leave_virtual_nodes_out(make_model):
     with pytest.raises(DenseUnavailableError, match="virtual nodes between its blocks; use plain"):
-        choose_dense(make_model(virtual_node=True), "compiled")
+        compiled_blocks(make_model(virtual_node=True))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
