@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from models.checkpoint import CheckpointError, load_checkpoint
 from models.execution import CudaGraphError, Execution, StaleWeightsError, prepare_execution
 from models.fast import DenseUnavailableError
-from models.graph_inputs import Attention, GraphInputs, prepare_graph
+from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 from models.graph_transformer import GraphTransformer
 from models.settings import Settings
@@ -30,7 +30,6 @@ __all__ = [
     "StaleWeightsError",
     "load_checkpoint",
     "prepare_execution",
-    "prepare_graph",
 ]
 
 

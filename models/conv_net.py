@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.embedding import check_float_features
-from models.graph_inputs import GraphInputs, node_features_of
+from models.graph_inputs import GraphInputs, checked_features
 from models.graph_model import GraphModel
 from models.settings import Settings
 
@@ -84,4 +84,4 @@ class ConvNet(GraphModel):
         return last(h, edges)
 
     def check_features(self, graph: Any) -> None:
-        check_float_features(node_features_of(graph), self.in_features)
+        check_float_features(checked_features(graph.ndata, "ndata", "nodes"), self.in_features)
