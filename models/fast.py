@@ -39,7 +39,6 @@ from models.graph_transformer import (
 from models.weight_copies import CopiedModules
 
 DensePath = Literal["plain", "compiled", "fused"]
-VIRTUAL_NODES = "the model has virtual nodes between its blocks"
 Forward = Callable[[GraphInputs], Tensor]  # the model, or a `FastForward` of it
 
 
@@ -140,8 +139,6 @@ def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | Non
     """Why the fused path cannot run this model; None if it can."""
     if not isinstance(model, GraphTransformer):
         return f"it is of the Graph Transformer's blocks, and the model is a {type(model).__name__}"
-    if model.virtual_nodes:
-        return VIRTUAL_NODES
     norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
     if training:  # separate kernels may run what the single one cannot
         from models.separate_rows import separate_rows_unavailable
@@ -167,8 +164,6 @@ def between_attentions(
 
 
 def compiled_blocks(model: GraphTransformer, dynamic: bool = False) -> list[DenseBlock]:
-    if model.virtual_nodes:
-        raise DenseUnavailableError(f"compiled layers cannot run: {VIRTUAL_NODES}; use plain")
     compiled = torch.compile(between_attentions, fullgraph=True, dynamic=dynamic)  # the blocks share its code
     return [partial(compiled, *pair) for pair in successive_blocks(model)]
 

@@ -174,11 +174,6 @@ class GraphTransformer(GraphModel):
             self.edge_blocks = nn.ModuleList(
                 EdgeBlock(dim, heads, norm, dropout, last=i == blocks - 1) for i in range(blocks)
             )
-        self.virtual_nodes = nn.ModuleList()
-        if settings.virtual_node:
-            from models.virtual_node import VirtualNode
-
-            self.virtual_nodes.extend(VirtualNode(dim, dropout) for _ in range(blocks - 1))
         if settings.attention_dropout:  # drawn last and only if used: the weights of a seed do not depend on it
             self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (blocks,)), persistent=False)
 
@@ -186,11 +181,8 @@ class GraphTransformer(GraphModel):
         """Logits [N, num_classes] or [G, num_classes], in the type of the readout's weights; inputs from `prepare`."""
         h = self.encode(self.embed(inputs), inputs)
         e = self.embed_edges(inputs)
-        virtual = None
         for i, dropout in enumerate(self.attention_dropouts()):
             h, e = self.blocks[i](h, e, inputs, self.edge_blocks[i], dropout)
-            if i < len(self.virtual_nodes):
-                h, virtual = self.virtual_nodes[i](h, virtual, inputs)
         return self.readout(self.rows(h, inputs))
 
     def embed(self, inputs: GraphInputs) -> Tensor:

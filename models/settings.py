@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fused3s.arguments import check_flag, check_integer, check_rate, check_word
+from fused3s.arguments import check_integer, check_rate, check_word
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
@@ -35,7 +35,6 @@ class Settings:
         norm: "layer", or "batch" with running statistics in eval mode.
         pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
         random_walk: steps of the random-walk encoding added to the input through a batch norm and a linear layer.
-        virtual_node: whether each graph has a virtual node between the blocks (`models.virtual_node`).
         edge_features: "none", or the form in which edata["feat"] enters, "bias" or "stream"
             (see `models.graph_transformer`).
         edge_in_features: as `in_features`, for edges; only with edge features.
@@ -56,7 +55,6 @@ class Settings:
     norm: Norm = "layer"
     pos_enc: int = 0
     random_walk: int = 0
-    virtual_node: bool = False
     edge_features: EdgeFeatures = "none"
     edge_in_features: int | Sequence[int] | None = None
     dropout: float = 0.0
@@ -68,7 +66,6 @@ class Settings:
             check_integer(name, getattr(self, name), least, most)
         for name, words in (("task", Task), ("norm", Norm), ("edge_features", EdgeFeatures)):
             check_word(name, getattr(self, name), get_args(words))
-        check_flag("virtual_node", self.virtual_node)
         for name in ("dropout", "attention_dropout", "input_dropout"):
             check_rate(name, getattr(self, name))
         if self.dim % self.heads:

@@ -22,8 +22,7 @@ from models.checkpoint import CHECKSUM, read_safetensors, safetensors_bytes
 from models.metrics import METRICS, shown
 
 # Keys of `model` that shape the weights.
-LATER = {"random_walk": 0, "virtual_node": False}  # those that the first records lack, with what these have
-ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "edge_features", *LATER)
+ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "random_walk", "edge_features")
 HEADER_KEY = "about"
 ROOT = Path(__file__).resolve().parents[1]  # of the clone
 SHIPPED = ROOT / "results" / "checkpoints"
@@ -135,8 +134,9 @@ def read_about(path: Path) -> TrainedWeights | None:
         raise CheckpointError(f"{path}: lacks a checksum: damaged, or of an earlier version; train again")
     try:
         about = TypeAdapter(TrainedWeights).validate_json(text)
-        about.config["model"] = LATER | about.config["model"]
-        about.config.get("runtime", {}).pop("partition", None)  # a key of earlier records
+        about.config["model"] = {"random_walk": 0} | about.config["model"]  # which the first records lack
+        for section, key in (("model", "virtual_node"), ("runtime", "partition")):  # of earlier records
+            about.config.get(section, {}).pop(key, None)
         if about.metric not in METRICS or not {*ARCHITECTURE} <= about.config["model"].keys():
             raise ValueError(f"metric {about.metric}, model {about.config['model']}")
         return about

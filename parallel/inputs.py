@@ -24,8 +24,6 @@ def refuse_settings(config: Config) -> None:
     for key in ("pos_enc", "random_walk"):
         if value := getattr(model, key):
             problems.append(f"model.{key} = {value}: it needs the graph on one rank; use 0")
-    if model.virtual_node:
-        problems.append("model.virtual_node = True: it is the mean of one part's rows; use false")
     if isinstance(config, TrainConfig):
         if model.norm == "batch":
             problems.append("model.norm = 'batch': its statistics would be of one part's rows; train with layer")

@@ -43,7 +43,6 @@ def report_table(run: Run, title: str) -> Table:
     busy = f"; {text}" if (text := describe_wait(run.waited)) else ""
     encoding = f", {model.pos_enc} Laplacian eigenvectors" if model.pos_enc else ""
     encoding += f", random walks of {model.random_walk} steps" if model.random_walk else ""
-    encoding += ", a virtual node" if model.virtual_node else ""
     edges = f", edge features as a {model.edge_features}" if meta.edge_features else ""
     chosen = " (chosen by auto)" if config.attention.backend == "auto" else ""
     peak = "on the GPU, during the forward passes" if source.device.type == "cuda" else "of the whole process"
