@@ -1,11 +1,13 @@
 """Report and CSV rows of a run of `scripts/infer.py`."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import yaml
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from common.cli import console, errors, print_end
 from common.columns import dtype_name, run_columns
@@ -16,9 +18,45 @@ from common.timers import Spread
 from data import GraphMeta
 from data.atomic import replacing
 from fused3s.graph.reorder.row_order import RowOrder
+from models import Execution
+from models.inference.agreement import Agreement
 from models.inference.model_regions import save_trace
-from models.inference.run import Run
+from models.inference.source import SetRun, Source
+from models.metrics import Score
 from models.trained_weights import weights_name
+
+
+@dataclass
+class Run:
+    """The result of a run: what its report and its CSV rows are made from.
+
+    Attributes:
+        forward: ms of a forward pass; of the first batch, where there are several.
+        attention_share: of it spent in attention, 0 to 1; None for layers that call a plan themselves.
+        waited: share of the time in which threads waited for a core meanwhile, see `common.host_load`.
+        format_build: ms to build the sparse format, once per graph or batch.
+        peak_memory: MiB.
+        logits: [rows, classes] float32; None on a rank that reports nothing.
+        whole: all batches; None for one.
+        agreement: with the reference backend; None if not compared.
+        accuracy: against the model in float32; None if not compared.
+        score: of trained weights on the labels; None for random weights and without labels.
+        regions: ms, see `models.inference.model_regions`; empty if not profiled.
+    """
+
+    source: Source
+    execution: Execution
+    forward: Spread
+    attention_share: Spread | None
+    waited: float | None
+    format_build: float
+    peak_memory: float
+    logits: Tensor | None
+    whole: SetRun | None
+    agreement: Agreement | None = None
+    accuracy: Agreement | None = None
+    score: Score | None = None
+    regions: dict[str, Spread] = field(default_factory=dict)
 
 
 def surrogate_line(meta: GraphMeta, asked: str) -> Text | None:
