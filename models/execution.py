@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fused3s.runtime.cuda_graph import CapturedGraph, CaptureError, capture
 from models.fast import DensePath, Forward, choose_path, inference_forward
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
-from models.weight_copies import CopiedModules
 
 Capture = Callable[[Callable[[], Tensor], torch.device], CapturedGraph[Tensor]]
 
@@ -22,6 +21,31 @@ class CudaGraphError(RuntimeError):
 
 class StaleWeightsError(RuntimeError):
     """The weights changed after the fused or compiled path copied them; a run would mix old and new weights."""
+
+
+class CopiedModules:
+    """Detects in-place operations that torch counts, `load_state_dict` with and without assign=True, `.data = other`,
+    casts and moves, and replaced parameters or modules.
+
+    Writes through `.data` (`p.data.mul_(2)`), NumPy or the storage go unnoticed, since torch does not count them; so do
+    in-place operations on weights made in inference mode.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self._places, self._weights = [], []
+        for module in (inner for outer in modules for inner in outer.modules()):
+            for places in (module._modules, module._parameters):
+                self._places += [(places, name, found) for name, found in places.items()]
+            for weight in module.parameters(recurse=False):
+                version = None if weight.is_inference() else weight._version
+                # The alias keeps the memory, so that no other weight can get its address.
+                self._weights.append((weight, weight.detach(), weight.data_ptr(), version))
+
+    def have_changed(self) -> bool:
+        return any(places.get(name) is not found for places, name, found in self._places) or any(
+            weight.data_ptr() != address or (version is not None and weight._version != version)
+            for weight, _, address, version in self._weights
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +129,7 @@ def prepare_execution(
     path, reason = choose_path(model, dense)
     forward, copied = inference_forward(model, path)
     make = inputs if callable(inputs) else lambda: inputs
-    eager = Execution(model, make(), path, reason, forward, copied)
+    eager = Execution(model, make(), path, reason, forward, CopiedModules(*copied))
     if cuda_graph is False:
         return eager
     asked = "chosen by auto" if cuda_graph == "auto" else "as configured"

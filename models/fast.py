@@ -10,7 +10,7 @@ fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference models.d
           `models.fast_training`, also with batch norm.
 
 In inference compiled and fused compute the embedding as one aligned GEMM (`models.embedding.pack_embedding`), also with
-a packed copy. A change of weights after their copies were made (`models.weight_copies` says which are noticed) is an
+a packed copy. A change of weights after their copies were made (`models.execution.CopiedModules` notices it) is an
 error at the next run: prepare the execution again. The three paths round to the model's dtype in different places;
 their outputs agree within the tolerance of `--verify`. Modules of the fused paths are imported on use.
 """
@@ -36,7 +36,6 @@ from models.graph_transformer import (
     successive_blocks,
     weights_of,
 )
-from models.weight_copies import CopiedModules
 
 DensePath = Literal["plain", "compiled", "fused"]
 Forward = Callable[[GraphInputs], Tensor]  # the model, or a `FastForward` of it
@@ -89,13 +88,13 @@ def choose_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> tu
     return "plain", f"{why}; not fused: {refused}"
 
 
-def inference_forward(model: GraphModel, path: DensePath) -> tuple[Forward, CopiedModules]:
-    """The forward pass of a model that has its final device, dtype and weights, and the modules that it has copied."""
+def inference_forward(model: GraphModel, path: DensePath) -> tuple[Forward, Sequence[nn.Module]]:
+    """The forward pass of a model with its final device, dtype and weights, and the modules whose weights it copied."""
     if path == "plain":
-        return model, CopiedModules()
+        return model, ()
     blocks = fused_blocks(model) if path == "fused" else compiled_blocks(model)
     forward = FastForward(model, pack_embedding(model.embedding), lambda: blocks, model.readout)
-    return forward, CopiedModules(model.embedding, *(model.blocks if path == "fused" else ()))
+    return forward, (model.embedding, *(model.blocks if path == "fused" else ()))
 
 
 def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> None:

@@ -21,8 +21,7 @@ from models.inference.source import Source
 from models.machine import check_machine, resolve_dtype
 from parallel import Group, Part, PartAttention, all_values, check_agreement, gather_rows, on_first_rank, ranks
 from parallel.capture import capture_together
-from parallel.datasets import load_graph, open_part
-from parallel.inputs import plan_model_attention, prepare_part
+from parallel.datasets import load_graph, open_part, plan_model_attention, prepare_part
 from parallel.partition import describe
 from parallel.training import hash_of_weights
 

@@ -25,8 +25,8 @@ from models.training.step import Step
 from models.training.tasks import Batch, Forward, NodesTask, Plan, Task
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
+from parallel.datasets import plan_model_attention, prepare_part
 from parallel.group import Group, all_values, check_agreement
-from parallel.inputs import plan_model_attention, prepare_part
 from parallel.partition import Part, describe
 
 

@@ -11,9 +11,9 @@ from fused3s import plan_attention
 from fused3s.backends.reference import ReferenceBackend
 from models import CudaGraphError, DenseUnavailableError, StaleWeightsError, prepare_execution
 from models.dense.block import dense_block_unavailable
+from models.execution import CopiedModules
 from models.fast import choose_path
 from models.inference.agreement import compare
-from models.weight_copies import CopiedModules
 
 GPU = torch.device("cuda", 0)
 
