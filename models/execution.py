@@ -72,11 +72,6 @@ class Execution:
     captured: CapturedGraph[Tensor] | None = None
     graph_reason: str = "as configured"
 
-    @property
-    def mode(self) -> str:
-        """The path of the non-attention layers, with "+graph" for a CUDA graph: "plain", "fused+graph"."""
-        return self.path + ("+graph" if self.captured else "")
-
     def run(self) -> Tensor:
         """Logits. A CUDA graph writes them to one buffer, which the next run overwrites.
 

@@ -41,7 +41,7 @@ def error(logits, expected):
 def test_compiled_parts_agree_with_plain_ones(make_graph, make_model, compiles_eagerly, norm):
     graph, model = make_graph(), make_model(norm=norm, heads=4)
     plain, compiled = (prepared(model, graph, dense=dense) for dense in ("plain", "compiled"))
-    assert (plain.mode, compiled.mode) == ("plain", "compiled")
+    assert (plain.path, compiled.path) == ("plain", "compiled")
     with torch.inference_mode():
         torch.testing.assert_close(compiled.run(), plain.run(), rtol=0, atol=1e-6)
 
@@ -152,6 +152,6 @@ def test_gpu_all_backends_and_executions_agree(make_graph, make_model, dtype, di
                 for cuda_graph in (False, True) if backend.startswith("fused3s") else (False,):
                     run = prepared(model, graph, backend, dense=dense, cuda_graph=cuda_graph)
                     found = error(run.run(), exact)
-                    assert found <= 2 * rounding, (backend, run.mode, found, rounding)
+                    assert found <= 2 * rounding, (backend, run.path, run.graph_reason, found, rounding)
     if reason:
         pytest.skip(f"compared without the fused dense block: {reason}")
