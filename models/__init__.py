@@ -1,7 +1,4 @@
-"""Models: `GraphTransformer(...)` or `ConvNet(...)`, `model.prepare(graph, attention)`, `model(inputs)`.
-
-The arguments of a GraphTransformer are the fields of `Settings`.
-"""
+"""Models: `GraphTransformer(...)` or `ConvNet(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +8,6 @@ from models.fast import DenseUnavailableError
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 from models.graph_transformer import GraphTransformer
-from models.settings import Settings
 
 if TYPE_CHECKING:
     from models.conv_net import ConvNet
@@ -26,7 +22,6 @@ __all__ = [
     "GraphInputs",
     "GraphModel",
     "GraphTransformer",
-    "Settings",
     "StaleWeightsError",
     "load_checkpoint",
     "prepare_execution",
