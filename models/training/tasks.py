@@ -16,7 +16,7 @@ from data.packed import rows_of
 from fused3s.runtime.cuda_graph import capture
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
-from models.metrics import OF_TARGETS, UNKNOWN, labels_of
+from models.metrics import OF_TARGETS, UNKNOWN, known, labels_of
 from models.padded_batches import PaddedBatches, Room
 from models.training.targets import Targets
 
@@ -237,7 +237,6 @@ def checked_labels(loaded: LoadedGraph) -> tuple[Tensor, str]:
     for part in PARTS:
         if not len(loaded.splits[part]):
             raise ValueError(f"{meta.name}: the {part} split is empty; each split needs at least one row")
-        chosen = labels[loaded.splits[part]]
-        if not (~chosen.isnan() if chosen.is_floating_point() else chosen >= 0).any():
+        if not known(labels[loaded.splits[part]]).any():
             raise ValueError(f"{meta.name}: no label of the {part} split is known; each split needs at least one")
     return labels, metric
