@@ -29,7 +29,7 @@ from common.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory
 from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.fast import fused_unavailable
-from models.inference.agreement import accuracy, compare
+from models.inference.agreement import compare
 from models.inference.model_regions import time_attention, time_eager, time_regions
 
 ACCURACY_DTYPES = (torch.float16, torch.bfloat16)
@@ -151,7 +151,7 @@ def _accuracy_rows(context: Context, case: Case, planned: "Planned") -> list[Row
         dense = "plain" if fused_unavailable(model) else "fused"
         inputs = width.inputs(model, width.plan(case.backend, dtype, dtype))
         execution = prepare_execution(model, inputs, backend=case.backend, dense=dense, cuda_graph=False)
-        found = accuracy(execution.run(), exact.logits)
+        found = compare(execution.run(), exact.logits)
         typed = replace(case, dtype=dtype_name(dtype), out_dtype=dtype_name(dtype))
         note = f"dense {dense}; against float32 with {exact.backend}"
         checked = {"status": "ok", "relative_error": found.relative, "note": note}

@@ -164,7 +164,6 @@ class ModelConfig(Section):
     norm: Literal["layer", "batch"] = "layer"
     pos_enc: int = Field(default=0, ge=0, le=1_024)  # Laplacian eigenvectors added to the input; 0: none
     random_walk: int = Field(default=0, ge=0, le=1_024)  # steps of the random-walk encoding added to the input; 0: none
-    virtual_node: bool = False  # one for each graph, between the blocks
     edge_features: Literal["none", "bias", "stream"] = "none"  # form in which they enter (see models.graph_transformer)
     dropout: Probability = 0.0  # in training, on embedding, attention output and FFN
     attention_dropout: Probability = 0.0  # in training, on the softmax weights
@@ -187,7 +186,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> Self:
-        of_blocks = ("norm", "pos_enc", "random_walk", "virtual_node", "edge_features")
+        of_blocks = ("norm", "pos_enc", "random_walk", "edge_features")
         of_layers = ("out_heads",)
         for key in of_layers if self.kind == "graph_transformer" else of_blocks:
             value, default = getattr(self, key), type(self).model_fields[key].default
@@ -303,11 +302,6 @@ class Config(Section):
             problems.append(f"model.kind = {self.model.kind!r} and data.name = {name!r}: it classifies nodes")
         if self.data.self_loops and form != "none":
             problems.append(f"data.self_loops = True and model.edge_features = {form!r}: self-loops have no features")
-        if self.runtime.dense in ("fused", "compiled") and self.model.virtual_node:
-            problems.append(
-                f"runtime.dense = {self.runtime.dense!r} and model.virtual_node = True: it is between the blocks; use "
-                "auto or plain"
-            )
         if self.runtime.dense == "fused" and self.model.norm != "layer":
             problems.append("runtime.dense = 'fused' and model.norm = 'batch': the fused kernel takes 'layer'")
         if self.data.batches != 1:
@@ -344,7 +338,7 @@ class TrainConfig(Config):
         if self.training.sampler == "neighbor":
             collection = not graphs.reads_file and data.info(graphs.name).num_graphs is not None
             wrong[f"training.sampler = 'neighbor' and data.name = {graphs.name!r}: a collection; use none"] = collection
-            for key in ("pos_enc", "random_walk", "virtual_node", "edge_features"):
+            for key in ("pos_enc", "random_walk", "edge_features"):
                 default, sampler = type(model).model_fields[key].default, "training.sampler = 'neighbor'"
                 problem = f"model.{key} = {getattr(model, key)!r} and {sampler}: samples have none; use {default!r}"
                 wrong[problem] = getattr(model, key) != default

@@ -1,17 +1,13 @@
-"""Models: `GraphTransformer(...)` or `ConvNet(...)`, `model.prepare(graph, attention)`, `model(inputs)`.
-
-The arguments of a GraphTransformer are the fields of `Settings`.
-"""
+"""Models: `GraphTransformer(...)` or `ConvNet(...)`, `model.prepare(graph, attention)`, `model(inputs)`."""
 
 from typing import TYPE_CHECKING, Any
 
 from models.checkpoint import CheckpointError, load_checkpoint
-from models.execution import CudaGraphError, Execution, prepare_execution
-from models.fast import DenseUnavailableError, StaleWeightsError
-from models.graph_inputs import Attention, GraphInputs, prepare_graph
+from models.execution import CudaGraphError, Execution, StaleWeightsError, prepare_execution
+from models.fast import DenseUnavailableError
+from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 from models.graph_transformer import GraphTransformer
-from models.settings import Settings
 
 if TYPE_CHECKING:
     from models.conv_net import ConvNet
@@ -26,11 +22,9 @@ __all__ = [
     "GraphInputs",
     "GraphModel",
     "GraphTransformer",
-    "Settings",
     "StaleWeightsError",
     "load_checkpoint",
     "prepare_execution",
-    "prepare_graph",
 ]
 
 

@@ -15,18 +15,15 @@ def build_model(config: Config, meta: GraphMeta, seed: int, *, pyg: bool = False
     """The model for a data set, float32 on the CPU. Weights depend on the seed only, not on device or precision; `pyg`:
     see `ConvNet`."""
     torch.manual_seed(seed)
-    arguments = {
-        "in_features": meta.feature_cardinalities or meta.feature_dim,
-        "num_classes": meta.num_classes,
-        "task": meta.task,
-        "edge_in_features": meta.edge_feature_cardinalities or meta.edge_feature_dim,
-        **config.model.model_dump(exclude={"checkpoint", "kind", "out_heads"}),
-    }
+    sizes = {"num_classes": meta.num_classes, "task": meta.task}
+    sizes["in_features"] = meta.feature_cardinalities or meta.feature_dim
     if config.model.kind == "graph_transformer":
-        return GraphTransformer(**arguments)
+        sizes["edge_in_features"] = meta.edge_feature_cardinalities or meta.edge_feature_dim
+        return GraphTransformer(**sizes, **config.model.model_dump(exclude={"checkpoint", "kind", "out_heads"}))
     from models.conv_net import ConvNet  # on use: most models are Graph Transformers
 
-    return ConvNet(layer=config.model.kind, out_heads=config.model.out_heads, pyg=pyg, **arguments)
+    of_blocks = {"checkpoint", "kind", "norm", "pos_enc", "random_walk", "edge_features"}  # `_keys_of_the_kind`
+    return ConvNet(layer=config.model.kind, pyg=pyg, **sizes, **config.model.model_dump(exclude=of_blocks))
 
 
 def heads_of(config: Config) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def load_checkpoint(model: nn.Module, path: str | Path) -> None:
         "unknown": [name for name in weights if name not in expected],
     }
     if any(differences.values()):
-        settings = "model.dim, heads, blocks, norm, pos_enc, random_walk, virtual_node and edge_features"
+        settings = "model.dim, heads, blocks, norm, pos_enc, random_walk and edge_features"
         lines = [f"{path}: not a checkpoint of this model; do {settings} agree?"]
         for kind, found in differences.items():
             lines += [f"  {kind}: {tensor}" for tensor in found[:_SHOWN]]

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.embedding import check_float_features
-from models.graph_inputs import GraphInputs, node_features_of
+from models.graph_inputs import GraphInputs, checked_features
 from models.graph_model import GraphModel
-from models.settings import Settings
+from models.settings import Task, check_settings
 
 # Classes of fused3s.nn, with options: softmax(q k / sqrt(d)) without the term of the node itself; additive attention of
 # GAT and of GATv2.
@@ -38,16 +38,38 @@ class ConvNet(GraphModel):
         out_heads: heads of the last layer.
         pyg: whether the layers are PyG's own, to time training beside them. They take the edges of the plan in the
             inputs, which is then one of the backend `pyg`.
-        arguments: fields of `models.settings.Settings`, whose checks apply: `dim` is the width of all heads of a hidden
-            layer, `dropout` the rate on the output of each hidden layer.
+        in_features, num_classes, heads, blocks, attention_dropout, input_dropout: as of `GraphTransformer`.
+        task: "node".
+        dim: width of all heads of a hidden layer.
+        dropout: rate on the output of each hidden layer.
 
     Raises:
-        TypeError, ValueError: of `Settings`; or features are categorical, or the task is not "node".
+        TypeError, ValueError: an argument is wrong; or features are categorical, or the task is not "node".
     """
 
     pos_enc, random_walk, edge_features = 0, 0, "none"
 
-    def __init__(self, *, layer: str, out_heads: int = 1, pyg: bool = False, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        layer: str,
+        in_features: int,
+        num_classes: int,
+        task: Task = "node",
+        dim: int = 128,
+        heads: int = 1,
+        out_heads: int = 1,
+        blocks: int = 10,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        pyg: bool = False,
+    ) -> None:
+        sizes = {"in_features": in_features, "num_classes": num_classes, "dim": dim, "heads": heads, "blocks": blocks}
+        rates = {"dropout": dropout, "attention_dropout": attention_dropout, "input_dropout": input_dropout}
+        check_settings(task=task, **sizes, **rates)
+        if not isinstance(in_features, int) or task != "node":
+            raise ValueError(f"layer: got {layer!r}, which classifies nodes by float features")
         super().__init__()
         if pyg:
             from torch_geometric import nn as nn_layers
@@ -55,19 +77,15 @@ class ConvNet(GraphModel):
             from fused3s import nn as nn_layers  # on use: it imports PyG, which takes seconds
 
         name, options = LAYERS[layer]
-        settings = Settings(**arguments)
-        if not isinstance(settings.in_features, int) or settings.task != "node":
-            raise ValueError(f"layer: got {layer!r}, which classifies nodes by float features")
-        self.pyg = pyg
-        self.task, self.in_features = settings.task, settings.in_features
-        self.input_dropout, self.dropout = settings.input_dropout, settings.dropout
-        make = partial(getattr(nn_layers, name), **options, dropout=settings.attention_dropout)
-        width, head_dim = settings.in_features, settings.dim // settings.heads
+        self.pyg, self.task, self.in_features = pyg, task, in_features
+        self.input_dropout, self.dropout = input_dropout, dropout
+        make = partial(getattr(nn_layers, name), **options, dropout=attention_dropout)
+        width = in_features
         self.blocks = nn.ModuleList()
-        for _ in range(settings.blocks - 1):
-            self.blocks.append(make(width, head_dim, heads=settings.heads))
-            width = settings.dim
-        self.blocks.append(make(width, settings.num_classes, heads=out_heads, concat=False))
+        for _ in range(blocks - 1):
+            self.blocks.append(make(width, dim // heads, heads=heads))
+            width = dim
+        self.blocks.append(make(width, num_classes, heads=out_heads, concat=False))
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -84,4 +102,4 @@ class ConvNet(GraphModel):
         return last(h, edges)
 
     def check_features(self, graph: Any) -> None:
-        check_float_features(node_features_of(graph), self.in_features)
+        check_float_features(checked_features(graph.ndata, "ndata", "nodes"), self.in_features)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fused3s.runtime.cuda_graph import CapturedGraph, CaptureError, capture
-from models.fast import Dense, DensePath, choose_dense
+from models.fast import DensePath, Forward, choose_path, inference_forward
 from models.graph_inputs import Attention, GraphInputs
 from models.graph_model import GraphModel
 
@@ -19,13 +19,45 @@ class CudaGraphError(RuntimeError):
     """A forward pass cannot be captured in a CUDA graph; the text names the attention backend and the reason."""
 
 
+class StaleWeightsError(RuntimeError):
+    """The weights changed after the fused or compiled path copied them; a run would mix old and new weights."""
+
+
+class CopiedModules:
+    """Detects in-place operations that torch counts, `load_state_dict` with and without assign=True, `.data = other`,
+    casts and moves, and replaced parameters or modules.
+
+    Writes through `.data` (`p.data.mul_(2)`), NumPy or the storage go unnoticed, since torch does not count them; so do
+    in-place operations on weights made in inference mode.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self._places, self._weights = [], []
+        for module in (inner for outer in modules for inner in outer.modules()):
+            for places in (module._modules, module._parameters):
+                self._places += [(places, name, found) for name, found in places.items()]
+            for weight in module.parameters(recurse=False):
+                version = None if weight.is_inference() else weight._version
+                # The alias keeps the memory, so that no other weight can get its address.
+                self._weights.append((weight, weight.detach(), weight.data_ptr(), version))
+
+    def have_changed(self) -> bool:
+        return any(places.get(name) is not found for places, name, found in self._places) or any(
+            weight.data_ptr() != address or (version is not None and weight._version != version)
+            for weight, _, address, version in self._weights
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Execution:
     """A model on one graph, ready to run.
 
     Attributes:
         inputs: inputs of an eager pass.
-        dense: implementation of the non-attention layers, and why it was chosen.
+        path: implementation of the non-attention layers: plain, compiled or fused (`models.fast`).
+        path_reason: why it was chosen.
+        forward: inputs -> logits by that path.
+        copied: modules whose weights `forward` has copied.
         captured: the CUDA graph; None for eager execution. Replays read the tensors of `inputs` again (copy other
             features there), or call the function that makes inputs again.
         graph_reason: why there is a CUDA graph, or why not.
@@ -33,14 +65,12 @@ class Execution:
 
     model: GraphModel
     inputs: GraphInputs
-    dense: Dense
-    captured: CapturedGraph[Tensor] | None
-    graph_reason: str
-
-    @property
-    def mode(self) -> str:
-        """The path of the non-attention layers, with "+graph" for a CUDA graph: "plain", "fused+graph"."""
-        return self.dense.path + ("+graph" if self.captured else "")
+    path: DensePath
+    path_reason: str
+    forward: Forward
+    copied: CopiedModules
+    captured: CapturedGraph[Tensor] | None = None
+    graph_reason: str = "as configured"
 
     def run(self) -> Tensor:
         """Logits. A CUDA graph writes them to one buffer, which the next run overwrites.
@@ -50,14 +80,21 @@ class Execution:
         """
         if not self.captured:
             return self.eager()
-        self.dense.check_weights()
+        self.check_weights()
         return self.captured.replay()
 
     def eager(self, attention: Attention | None = None) -> Tensor:
         """Logits of an eager pass; `attention` replaces the attention of the inputs."""
-        self.dense.check_weights()
-        inputs = self.inputs if attention is None else replace(self.inputs, attention=attention)
-        return self.dense.forward(inputs)
+        self.check_weights()
+        return self.forward(self.inputs if attention is None else replace(self.inputs, attention=attention))
+
+    def check_weights(self) -> None:
+        """Raise a StaleWeightsError if a weight changed after it was copied (see `CopiedModules`)."""
+        if self.copied.have_changed():
+            raise StaleWeightsError(
+                f"the model's weights changed after the {self.path} path copied them: "
+                "call prepare_execution again after loading or updating weights"
+            )
 
 
 def prepare_execution(
@@ -67,7 +104,6 @@ def prepare_execution(
     backend: str,
     dense: Literal["auto"] | DensePath = "auto",
     cuda_graph: bool | Literal["auto"] = "auto",
-    is_long: bool = False,
     capture: Capture = capture,
 ) -> Execution:
     """Choose the implementation, and capture a CUDA graph if configured.
@@ -80,38 +116,29 @@ def prepare_execution(
         backend: name of the attention backend, for messages.
         dense: see `models.fast`.
         cuda_graph: whether to capture the pass; "auto": if possible.
-        is_long: see `choose_dense`.
         capture: captures a function on a GPU; on several ranks all of them, or none.
 
     Raises:
         DenseUnavailableError, CudaGraphError: the requested execution is not available; the text is the reason.
     """
-    chosen = choose_dense(model, dense, is_long=is_long)
+    path, reason = choose_path(model, dense)
+    forward, copied = inference_forward(model, path)
     make = inputs if callable(inputs) else lambda: inputs
-    eager = Execution(model, make(), chosen, None, "as configured")
+    eager = Execution(model, make(), path, reason, forward, CopiedModules(*copied))
     if cuda_graph is False:
         return eager
     asked = "chosen by auto" if cuda_graph == "auto" else "as configured"
-
-    def run() -> Tensor:
-        return chosen.forward(make())
-
     try:
-        return replace(eager, captured=_captured(run, backend, model.device, capture), graph_reason=asked)
+        if model.device.type != "cuda":
+            raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {model.device}")
+        try:
+            captured = capture(lambda: forward(make()), model.device)
+        except CaptureError as error:
+            raise CudaGraphError(
+                f"a forward pass with the attention backend {backend} cannot be captured in a CUDA graph: {error}"
+            ) from error
     except CudaGraphError as error:
         if cuda_graph is True:
             raise
-        if is_long:  # eager batches differ in shape, and each would be compiled
-            eager = replace(eager, dense=choose_dense(model, dense))
         return replace(eager, graph_reason=f"{asked}; {error}")
-
-
-def _captured(run: Callable[[], Tensor], backend: str, device: torch.device, capture: Capture) -> CapturedGraph[Tensor]:
-    if device.type != "cuda":
-        raise CudaGraphError(f"a CUDA graph needs an NVIDIA GPU, and the model is on {device}")
-    try:
-        return capture(run, device)
-    except CaptureError as error:
-        raise CudaGraphError(
-            f"a forward pass with the attention backend {backend} cannot be captured in a CUDA graph: {error}"
-        ) from error
+    return replace(eager, captured=captured, graph_reason=asked)

@@ -3,24 +3,21 @@ between two attentions (output projection, FFN, norms, next QKV projection).
 
 plain     The modules of the model, at least one kernel each.
 compiled  torch.compile of the layers between two attentions, so that attention causes no graph break. The first pass
-          compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower). "auto" takes
-          it in long runs on GPUs whose compute capability is not 9.0 (`compiling_pays`).
+          compiles for up to a minute; in inference for static shapes (code for dynamic shapes is slower). "auto" never
+          takes it.
 fused     One kernel: LayerNorm, fp16 and bf16, any heads. In inference models.dense.block, d = 64, 80, 96, 128, 160,
           192 and 256, compute capability 9.0, which reads a packed copy of the weights. In training
           `models.fast_training`, also with batch norm.
 
 In inference compiled and fused compute the embedding as one aligned GEMM (`models.embedding.pack_embedding`), also with
-a packed copy. A change of weights after their copies were made (`models.weight_copies` says which are noticed) is an
+a packed copy. A change of weights after their copies were made (`models.execution.CopiedModules` notices it) is an
 error at the next run: prepare the execution again. The three paths round to the model's dtype in different places;
 their outputs agree within the tolerance of `--verify`. Modules of the fused paths are imported on use.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from shutil import which
 from typing import Literal
 
 import torch
@@ -39,20 +36,13 @@ from models.graph_transformer import (
     successive_blocks,
     weights_of,
 )
-from models.weight_copies import CopiedModules
 
 DensePath = Literal["plain", "compiled", "fused"]
-VIRTUAL_NODES = "the model has virtual nodes between its blocks"
 Forward = Callable[[GraphInputs], Tensor]  # the model, or a `FastForward` of it
-COMPILED_HINT = "runtime.dense=compiled is faster on this GPU, after up to a minute of compiling"
 
 
 class DenseUnavailableError(RuntimeError):
     """The requested implementation of the non-attention layers cannot run; the text is the reason."""
-
-
-class StaleWeightsError(RuntimeError):
-    """The weights changed after the fused or compiled path copied them; a run would mix old and new weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,59 +72,33 @@ class FastForward:
         return self.readout(model.rows(h, inputs))
 
 
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """The chosen implementation for inference.
-
-    Attributes:
-        path: plain, compiled or fused.
-        reason: why it was chosen.
-        forward: the forward pass.
-        copied: modules whose weights `forward` has copied.
-    """
-
-    path: DensePath
-    reason: str
-    forward: Forward
-    copied: CopiedModules
-
-    def check_weights(self) -> None:
-        """Raise a StaleWeightsError if a weight changed after it was copied (see `CopiedModules`)."""
-        if self.copied.have_changed():
-            raise StaleWeightsError(
-                f"the model's weights changed after the {self.path} path copied them: "
-                "call prepare_execution again after loading or updating weights"
-            )
-
-
-def choose_dense(model: GraphModel, requested: Literal["auto"] | DensePath = "auto", *, is_long: bool = False) -> Dense:
-    """Prepare the non-attention layers of a model that has its final device, dtype and weights.
-
-    Args:
-        requested: "auto" is fused if it can run, else plain, or compiled in a long run where `compiling_pays`.
-        is_long: whether the run is longer than compiling, with inputs of one shape.
+def choose_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> tuple[DensePath, str]:
+    """The path of inference, and why; "auto" is fused if it can run, else plain.
 
     Raises:
         DenseUnavailableError: "fused" was requested and cannot run.
     """
     why = "chosen by auto" if requested == "auto" else "as configured"
-    refused = fused_unavailable(model) if requested in ("auto", "fused") else None
-    if refused and requested == "fused":
+    if requested not in ("auto", "fused"):
+        return requested, why
+    if not (refused := fused_unavailable(model)):
+        return "fused", why
+    if requested == "fused":
         raise DenseUnavailableError(f"the fused dense block cannot run: {refused}")
-    is_fused = not refused and requested in ("auto", "fused")
-    if refused:
-        why += f"; not fused: {refused}"
-        requested = "compiled" if is_long and compiling_pays(model) else "plain"
-    if requested == "plain":
-        return Dense("plain", why, model, CopiedModules())
-    blocks = fused_blocks(model) if is_fused else compiled_blocks(model)
+    return "plain", f"{why}; not fused: {refused}"
+
+
+def inference_forward(model: GraphModel, path: DensePath) -> tuple[Forward, Sequence[nn.Module]]:
+    """The forward pass of a model with its final device, dtype and weights, and the modules whose weights it copied."""
+    if path == "plain":
+        return model, ()
+    blocks = fused_blocks(model) if path == "fused" else compiled_blocks(model)
     forward = FastForward(model, pack_embedding(model.embedding), lambda: blocks, model.readout)
-    copied = CopiedModules(model.embedding, *(model.blocks if is_fused else ()))
-    return Dense("fused" if is_fused else "compiled", why, forward, copied)
+    return forward, (model.embedding, *(model.blocks if path == "fused" else ()))
 
 
 def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> None:
-    """Begin to compile the kernels that `choose_dense` will need, beside those of a plan."""
+    """Begin to compile the kernels that `inference_forward` will need, beside those of a plan."""
     if requested in ("auto", "fused") and not fused_unavailable(model):
         from fused3s.runtime.jit import compile_ahead
         from models.dense.block import block_instance
@@ -145,26 +109,10 @@ def begin_dense(model: GraphModel, requested: Literal["auto"] | DensePath) -> No
 
 
 def training_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> DensePath:
-    """The path of a training step; "auto" compiles where that pays, since a training is long."""
+    """The path of a training step; "auto" is fused if it can run, else plain."""
     if requested != "auto":
         return requested
-    if not fused_unavailable(model, training=True):
-        return "fused"
-    return "compiled" if compiling_pays(model) else "plain"
-
-
-def compiling_pays(model: GraphModel) -> bool:
-    """Whether a Graph Transformer is on a GPU without the kernel of the dense block, and torch.compile finds what it
-    needs: Triton calls a C compiler, which images that only run programs lack."""
-    is_on_gpu = isinstance(model, GraphTransformer) and model.device.type == "cuda"
-    if not is_on_gpu or model.virtual_nodes:
-        return False
-    from models.dense.weights import CAPABILITY
-
-    if torch.cuda.get_device_capability(model.device) == CAPABILITY:
-        return False
-    has_compiler = os.environ.get("CC") or which("gcc") or which("clang")
-    return bool(has_compiler) and find_spec("triton") is not None
+    return "plain" if fused_unavailable(model, training=True) else "fused"
 
 
 def training_forward(model: GraphModel, path: DensePath, *, dynamic: bool = False) -> Forward:
@@ -190,8 +138,6 @@ def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | Non
     """Why the fused path cannot run this model; None if it can."""
     if not isinstance(model, GraphTransformer):
         return f"it is of the Graph Transformer's blocks, and the model is a {type(model).__name__}"
-    if model.virtual_nodes:
-        return VIRTUAL_NODES
     norm, dim = model.blocks[0].norm1, model.blocks[0].qkv.in_features
     if training:  # separate kernels may run what the single one cannot
         from models.separate_rows import separate_rows_unavailable
@@ -217,8 +163,6 @@ def between_attentions(
 
 
 def compiled_blocks(model: GraphTransformer, dynamic: bool = False) -> list[DenseBlock]:
-    if model.virtual_nodes:
-        raise DenseUnavailableError(f"compiled layers cannot run: {VIRTUAL_NODES}; use plain")
     compiled = torch.compile(between_attentions, fullgraph=True, dynamic=dynamic)  # the blocks share its code
     return [partial(compiled, *pair) for pair in successive_blocks(model)]
 

@@ -36,7 +36,7 @@ from models.embedding import FeatureEmbedding
 from models.graph_inputs import EdgeInputs, GraphInputs
 from models.graph_model import GraphModel
 from models.readout import Readout, mean_nodes
-from models.settings import Settings
+from models.settings import EdgeFeatures, Features, Norm, Task, check_settings
 
 NORMS = {"layer": nn.LayerNorm, "batch": BatchNorm}
 SCORE_CLAMP = 5.0  # of the edge stream, as in the authors' code
@@ -136,61 +136,80 @@ class GraphTransformer(GraphModel):
     """Graph Transformer on one graph or a batch of graphs.
 
     Args:
-        arguments: fields of `models.settings.Settings`: in_features, num_classes, task, dim, heads, blocks, ...
-            Raises its TypeError or ValueError.
+        in_features: columns of float features, or the number of values of each categorical column.
+        num_classes: outputs per node or graph.
+        task: "node": output [N, num_classes]; "graph": mean over the nodes of each graph, output [G, num_classes].
+        dim: width d, a multiple of `heads`. The paper times 64, 128 and 256.
+        heads: attention heads. The paper times 1.
+        blocks: transformer blocks.
+        norm: "layer", or "batch" with running statistics in eval mode.
+        pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
+        random_walk: steps of the random-walk encoding added to the input through a batch norm and a linear layer.
+        edge_features: "none", or the form in which edata["feat"] enters, "bias" or "stream"
+            (see `models.graph_transformer`).
+        edge_in_features: as `in_features`, for edges; only with edge features.
+        dropout: rate on the embedding, on the output of attention and inside the FFN.
+        attention_dropout: rate on the softmax weights.
+        input_dropout: rate on float features.
 
     Attributes:
         dropout_seeds: [blocks] int64, seeds of attention dropout, on the model's device, not in its state dict. Each
             training pass changes them in place, so each replay of a CUDA graph draws other masks.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the text names it and what is allowed.
     """
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        in_features: Features,
+        num_classes: int,
+        task: Task = "node",
+        dim: int = 128,
+        heads: int = 1,
+        blocks: int = 10,
+        norm: Norm = "layer",
+        pos_enc: int = 0,
+        random_walk: int = 0,
+        edge_features: EdgeFeatures = "none",
+        edge_in_features: Features | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        check_settings(**given)
         super().__init__()
-        settings = Settings(**arguments)
-        dim, heads, blocks = settings.dim, settings.heads, settings.blocks
-        norm, dropout = settings.norm, settings.dropout
         self.head_dim = dim // heads
-        self.task = settings.task
-        self.pos_enc = settings.pos_enc
-        self.random_walk = settings.random_walk
-        self.edge_features = settings.edge_features
-        self.attention_dropout = settings.attention_dropout
-        self.input_dropout = settings.input_dropout
-        self.embedding = FeatureEmbedding(settings.in_features, dim)
-        if settings.pos_enc:
-            self.encoding = nn.Linear(settings.pos_enc, dim)
-        if settings.random_walk:
-            self.walk_norm = BatchNorm(settings.random_walk)
-            self.walk_encoding = nn.Linear(settings.random_walk, dim)
+        self.task, self.edge_features = task, edge_features
+        self.pos_enc, self.random_walk = pos_enc, random_walk
+        self.attention_dropout, self.input_dropout = attention_dropout, input_dropout
+        self.embedding = FeatureEmbedding(in_features, dim)
+        if pos_enc:
+            self.encoding = nn.Linear(pos_enc, dim)
+        if random_walk:
+            self.walk_norm = BatchNorm(random_walk)
+            self.walk_encoding = nn.Linear(random_walk, dim)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, heads, norm, dropout) for _ in range(blocks))
-        self.readout = Readout(dim, settings.num_classes)
-        if settings.edge_features != "none":
-            self.edge_embedding = FeatureEmbedding(
-                settings.edge_in_features, heads if settings.edge_features == "bias" else dim
-            )
+        self.readout = Readout(dim, num_classes)
+        if edge_features != "none":
+            self.edge_embedding = FeatureEmbedding(edge_in_features, heads if edge_features == "bias" else dim)
         self.edge_blocks: Any = [None] * blocks
-        if settings.edge_features == "stream":
+        if edge_features == "stream":
             self.edge_blocks = nn.ModuleList(
                 EdgeBlock(dim, heads, norm, dropout, last=i == blocks - 1) for i in range(blocks)
             )
-        self.virtual_nodes = nn.ModuleList()
-        if settings.virtual_node:
-            from models.virtual_node import VirtualNode
-
-            self.virtual_nodes.extend(VirtualNode(dim, dropout) for _ in range(blocks - 1))
-        if settings.attention_dropout:  # drawn last and only if used: the weights of a seed do not depend on it
+        if attention_dropout:  # drawn last and only if used: the weights of a seed do not depend on it
             self.register_buffer("dropout_seeds", torch.randint(2**63 - 1, (blocks,)), persistent=False)
 
     def forward(self, inputs: GraphInputs) -> Tensor:
         """Logits [N, num_classes] or [G, num_classes], in the type of the readout's weights; inputs from `prepare`."""
         h = self.encode(self.embed(inputs), inputs)
         e = self.embed_edges(inputs)
-        virtual = None
         for i, dropout in enumerate(self.attention_dropouts()):
             h, e = self.blocks[i](h, e, inputs, self.edge_blocks[i], dropout)
-            if i < len(self.virtual_nodes):
-                h, virtual = self.virtual_nodes[i](h, virtual, inputs)
         return self.readout(self.rows(h, inputs))
 
     def embed(self, inputs: GraphInputs) -> Tensor:

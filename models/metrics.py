@@ -72,6 +72,11 @@ def is_better(metric: str, value: float, than: float) -> bool:
     return value < than if metric in OF_TARGETS else value > than
 
 
+def known(labels: Tensor) -> Tensor:
+    """Where labels of the table above are known, bool of their shape."""
+    return ~labels.isnan() if labels.is_floating_point() else labels >= 0
+
+
 def labels_of(loaded: LoadedGraph) -> tuple[Tensor, str]:
     """Labels in the form of the table above, and the name of the metric.
 
@@ -111,10 +116,10 @@ def score(metric: str, outputs: Tensor, labels: Tensor) -> float:
 
 
 def _of_classes(metric: str, outputs: Tensor, labels: Tensor) -> float:
-    known = labels >= 0
-    if not known.any():
+    rows = known(labels)
+    if not rows.any():
         raise ValueError(f"{metric}: none of the rows has a label")
-    found, labels, classes = outputs.argmax(1)[known], labels[known], outputs.shape[1]
+    found, labels, classes = outputs.argmax(1)[rows], labels[rows], outputs.shape[1]
     if metric == "accuracy":
         return (found == labels).double().mean().item()
     confusion = torch.bincount(labels * classes + found, minlength=classes**2).view(classes, classes).double()
@@ -124,9 +129,8 @@ def _of_classes(metric: str, outputs: Tensor, labels: Tensor) -> float:
 
 
 def _of_targets(metric: str, outputs: Tensor, labels: Tensor) -> float:
-    known = ~labels.isnan()
-    errors = (outputs.double() - labels.double()).where(known, 0.0)
-    count = known.sum(0)
+    errors = (outputs.double() - labels.double()).where(known(labels), 0.0)
+    count = known(labels).sum(0)
     if not count.any():
         raise ValueError(f"{metric}: none of the {len(labels)} rows has a label")
     found = errors.abs().sum(0) / count if metric == "mae" else (errors.square().sum(0) / count).sqrt()
@@ -139,10 +143,10 @@ def _of_tasks(metric: str, logits: Tensor, labels: Tensor) -> float:
     function = {"rocauc": roc_auc_score, "ap": average_precision_score}[metric]
     found = []
     for task in range(labels.shape[1]):
-        known = ~labels[:, task].isnan()
-        positive = labels[known, task] > 0
+        rows = known(labels[:, task])
+        positive = labels[rows, task] > 0
         if 0 < positive.sum() < len(positive):
-            found.append(float(function(positive.cpu().numpy(), logits[known, task].detach().double().cpu().numpy())))
+            found.append(float(function(positive.cpu().numpy(), logits[rows, task].detach().double().cpu().numpy())))
     if not found:
         raise ValueError(f"{metric}: no task has a positive and a negative label among the {len(labels)} rows")
     return sum(found) / len(found)
@@ -158,6 +162,6 @@ def score_on_test(logits: Tensor, loaded: LoadedGraph) -> Score | None:
     except ValueError as error:
         logger.warning("no test metric: %s", error)
         return None
-    known = labels[:, None] >= 0 if metric in OF_CLASSES else ~labels.isnan()
+    rows = int(known(labels).view(len(labels), -1).any(1).sum())
     kind, unit = "nodes" if loaded.meta.task == "node" else "graphs", loaded.meta.unit
-    return Score(metric, part, value, int(known.any(1).sum()), kind, unit if metric in OF_TARGETS else "")
+    return Score(metric, part, value, rows, kind, unit if metric in OF_TARGETS else "")

@@ -1,14 +1,15 @@
-"""Arguments of the Graph Transformer, with their checks."""
+"""Checks of the arguments of models."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from fused3s.arguments import check_flag, check_integer, check_rate, check_word
+from fused3s.arguments import check_integer, check_rate, check_word
 
 Norm = Literal["layer", "batch"]
 Task = Literal["node", "graph"]
 EdgeFeatures = Literal["none", "bias", "stream"]
+Features = int | Sequence[int]  # columns of float features, or the number of values of each categorical column
+WORDS = {"norm": Norm, "task": Task, "edge_features": EdgeFeatures}
 MOST_FEATURES = 10_000_000
 # Smallest and largest value. Larger ones are mistakes that would otherwise fail in an unnamed allocation.
 SIZES = {
@@ -21,66 +22,26 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Shape and dropout of a `GraphTransformer`.
-
-    Attributes:
-        in_features: columns of float features, or the number of values of each categorical column.
-        num_classes: outputs per node or graph.
-        task: "node": output [N, num_classes]; "graph": mean over the nodes of each graph, output [G, num_classes].
-        dim: width d, a multiple of `heads`. The paper times 64, 128 and 256.
-        heads: attention heads. The paper times 1.
-        blocks: transformer blocks.
-        norm: "layer", or "batch" with running statistics in eval mode.
-        pos_enc: number of Laplacian eigenvectors added to the input through a linear layer.
-        random_walk: steps of the random-walk encoding added to the input through a batch norm and a linear layer.
-        virtual_node: whether each graph has a virtual node between the blocks (`models.virtual_node`).
-        edge_features: "none", or the form in which edata["feat"] enters, "bias" or "stream"
-            (see `models.graph_transformer`).
-        edge_in_features: as `in_features`, for edges; only with edge features.
-        dropout: rate on the embedding, on the output of attention and inside the FFN.
-        attention_dropout: rate on the softmax weights.
-        input_dropout: rate on float features.
-
-    Raises:
-        TypeError, ValueError: an argument is wrong; the text names it and what is allowed.
-    """
-
-    in_features: int | Sequence[int]
-    num_classes: int
-    task: Task = "node"
-    dim: int = 128
-    heads: int = 1
-    blocks: int = 10
-    norm: Norm = "layer"
-    pos_enc: int = 0
-    random_walk: int = 0
-    virtual_node: bool = False
-    edge_features: EdgeFeatures = "none"
-    edge_in_features: int | Sequence[int] | None = None
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    input_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in SIZES.items():
-            check_integer(name, getattr(self, name), least, most)
-        for name, words in (("task", Task), ("norm", Norm), ("edge_features", EdgeFeatures)):
-            check_word(name, getattr(self, name), get_args(words))
-        check_flag("virtual_node", self.virtual_node)
-        for name in ("dropout", "attention_dropout", "input_dropout"):
-            check_rate(name, getattr(self, name))
-        if self.dim % self.heads:
-            raise ValueError(f"dim: got {self.dim} with heads = {self.heads}; a multiple of heads is needed")
-        _check_features("in_features", self.in_features)
-        if self.edge_features != "none":
-            if not self.edge_in_features:
-                raise ValueError(
-                    f"edge_in_features: got {self.edge_in_features} with edge_features = {self.edge_features!r}; the "
-                    "columns of float features, or the number of values of each categorical column, are needed"
-                )
-            _check_features("edge_in_features", self.edge_in_features)
+def check_settings(**given: Any) -> None:
+    """Raise a TypeError or ValueError that names the wrong argument of a model and what is allowed."""
+    for name, value in given.items():
+        if name in SIZES:
+            check_integer(name, value, *SIZES[name])
+        elif name in WORDS:
+            check_word(name, value, get_args(WORDS[name]))
+        elif name.endswith("dropout"):
+            check_rate(name, value)
+    if given["dim"] % given["heads"]:
+        raise ValueError(f"dim: got {given['dim']} with heads = {given['heads']}; a multiple of heads is needed")
+    _check_features("in_features", given["in_features"])
+    if given.get("edge_features", "none") != "none":
+        found = given["edge_in_features"]
+        if not found:
+            raise ValueError(
+                f"edge_in_features: got {found} with edge_features = {given['edge_features']!r}; the columns of float "
+                "features, or the number of values of each categorical column, are needed"
+            )
+        _check_features("edge_in_features", found)
 
 
 def _check_features(name: str, features: object) -> None:

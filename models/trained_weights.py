@@ -22,8 +22,7 @@ from models.checkpoint import CHECKSUM, read_safetensors, safetensors_bytes
 from models.metrics import METRICS, shown
 
 # Keys of `model` that shape the weights.
-LATER = {"random_walk": 0, "virtual_node": False}  # those that the first records lack, with what these have
-ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "edge_features", *LATER)
+ARCHITECTURE = ("kind", "dim", "heads", "out_heads", "blocks", "norm", "pos_enc", "random_walk", "edge_features")
 HEADER_KEY = "about"
 ROOT = Path(__file__).resolve().parents[1]  # of the clone
 SHIPPED = ROOT / "results" / "checkpoints"
@@ -81,60 +80,41 @@ def load_weights(model: GraphModel, path: Path, config: Config, meta: GraphMeta)
     return about
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The weights of a model in inference.
+def find_weights(config: Config, meta: GraphMeta) -> tuple[Path | None, str]:
+    """The file of the weights that model.checkpoint names, None for random ones, and a line about them.
 
-    Attributes:
-        path: file of the weights; None for random ones.
-        name: name in results; "none" for random ones.
-        reason: why these weights were chosen.
-        about: record of the training run, if the file has one.
-    """
-
-    path: Path | None
-    name: str
-    reason: str
-    about: TrainedWeights | None = None
-
-    def describe(self) -> str:
-        if self.path is None:
-            return f"random ({self.reason})"
-        if self.about is None:
-            return f"{self.name} ({self.reason})"
-        metric, unit = self.about.metric, self.about.unit
-        found = f"{METRICS[metric]} {shown(metric, self.about.valid, unit)} (validation)"
-        if self.about.test is not None:
-            found += f", {shown(metric, self.about.test, unit)} (test)"
-        return f"{self.name} ({self.reason}): {self.about.data}, epoch {self.about.epoch}, {found} when trained"
-
-
-def named_weights(config: Config) -> Weights | None:
-    """The weights named by model.checkpoint, for any graph; None for "auto".
+    "auto": weights in results/checkpoints that match model and graph.
 
     Raises:
         CheckpointError: the file is missing or damaged.
     """
     asked = config.model.checkpoint
     if asked is None:
-        return Weights(None, "none", "as configured")
-    return None if asked == "auto" else Weights(Path(asked), asked, "as configured", read_about(Path(asked)))
-
-
-def find_weights(config: Config, meta: GraphMeta) -> Weights:
-    """The weights named by model.checkpoint; "auto": those in results/checkpoints that match model and graph.
-
-    Raises:
-        CheckpointError: the file is missing or damaged.
-    """
-    if named := named_weights(config):
-        return named
+        return None, "random (as configured)"
+    if asked != "auto":
+        return Path(asked), _described(asked, "as configured", read_about(Path(asked)))
     found = [(path, about) for path in sorted(SHIPPED.glob("*.safetensors")) if (about := read_about(path))]
     for path, about in found:
         if differences(about, config, meta) is None:
-            return Weights(path, path.relative_to(ROOT).as_posix(), "chosen by auto", about)
+            return path, _described(weights_name(path), "chosen by auto", about)
     which = "are of another model or graph" if any(about.data == meta.name for _, about in found) else "do not exist"
-    return Weights(None, "none", f"chosen by auto; weights for {meta.name} in {SHIPPED.relative_to(ROOT)} {which}")
+    return None, f"random (chosen by auto; weights for {meta.name} in {SHIPPED.relative_to(ROOT)} {which})"
+
+
+def weights_name(path: Path | None) -> str:
+    """The name of weights in results; "none" for random ones."""
+    if path is None:
+        return "none"
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(SHIPPED) else str(path)
+
+
+def _described(name: str, reason: str, about: TrainedWeights | None) -> str:
+    if about is None:
+        return f"{name} ({reason})"
+    found = f"{METRICS[about.metric]} {shown(about.metric, about.valid, about.unit)} (validation)"
+    if about.test is not None:
+        found += f", {shown(about.metric, about.test, about.unit)} (test)"
+    return f"{name} ({reason}): {about.data}, epoch {about.epoch}, {found} when trained"
 
 
 def read_about(path: Path) -> TrainedWeights | None:
@@ -154,8 +134,9 @@ def read_about(path: Path) -> TrainedWeights | None:
         raise CheckpointError(f"{path}: lacks a checksum: damaged, or of an earlier version; train again")
     try:
         about = TypeAdapter(TrainedWeights).validate_json(text)
-        about.config["model"] = LATER | about.config["model"]
-        about.config.get("runtime", {}).pop("partition", None)  # a key of earlier records
+        about.config["model"] = {"random_walk": 0} | about.config["model"]  # which the first records lack
+        for section, key in (("model", "virtual_node"), ("runtime", "partition")):  # of earlier records
+            about.config.get(section, {}).pop(key, None)
         if about.metric not in METRICS or not {*ARCHITECTURE} <= about.config["model"].keys():
             raise ValueError(f"metric {about.metric}, model {about.config['model']}")
         return about

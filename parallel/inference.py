@@ -1,6 +1,9 @@
 """`models.inference.source` on several ranks: each has a part of the graph."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -10,18 +13,15 @@ from torch import Tensor
 from common.cli import errors
 from configs import Config
 from data import LoadedGraph
-from fused3s.runtime.cuda_graph import CapturedGraph
-from models import Execution, GraphInputs, GraphModel
-from models.inference.cost import Cost
+from fused3s.runtime.cuda_graph import CapturedGraph, capture
+from models import Execution, GraphModel
 from models.inference.infer import infer
 from models.inference.memory import memory_for
-from models.inference.run import Request
 from models.inference.source import Source
 from models.machine import check_machine, resolve_dtype
 from parallel import Group, Part, PartAttention, all_values, check_agreement, gather_rows, on_first_rank, ranks
 from parallel.capture import capture_together
-from parallel.datasets import load_graph, open_part
-from parallel.inputs import plan_model_attention, prepare_part
+from parallel.datasets import load_graph, open_part, plan_model_attention, prepare_part
 from parallel.partition import describe
 from parallel.training import hash_of_weights
 
@@ -41,15 +41,16 @@ class PartOfGraph(Source):
     def plan(self) -> PartAttention:
         return plan_model_attention(self.part, self.group, self.config, self.dtype)
 
-    def inputs(self, attention: PartAttention) -> GraphInputs:
+    def prepare(self, attention: PartAttention) -> Execution:
         # Before the first pass, in which ranks of different backends would wait for each other.
         check_agreement(self.group, {"attention backend": attention.backend})
-        return prepare_part(self.model, self.loaded.node_data["feat"], attention)
+        inputs = prepare_part(self.model, self.loaded.node_data["feat"], attention)
+        return self._execution(inputs, attention, capture=self._capture)
 
-    def capture(self, run: Callable[[], Tensor], device: torch.device) -> CapturedGraph[Tensor]:
-        return capture_together(lambda: super(PartOfGraph, self).capture(run, device), self.group)
+    def _capture(self, run: Callable[[], Tensor], device: torch.device) -> CapturedGraph[Tensor]:
+        return capture_together(partial(capture, run, device), self.group)
 
-    def predict(self, execution: Execution, attention: PartAttention) -> tuple[Tensor | None, None]:
+    def predict(self, execution: Execution) -> tuple[Tensor | None, None]:
         logits = gather_rows(self.part, execution.run(), self.group)
         return None if logits is None else logits.float(), None
 
@@ -61,14 +62,14 @@ class PartOfGraph(Source):
 
         return on_first_rank(self.group, run)
 
-    def costs(self, own: Cost) -> list[Cost]:
-        return all_values(self.group, own)
+    def all_values(self, value: Any) -> list[Any]:
+        return all_values(self.group, value)
 
-    def ranks_table(self, costs: Sequence[Cost]) -> Table:
+    def ranks_table(self, memory: Sequence[float]) -> Table:
         """The partition and the memory of each rank in MiB."""
-        table = Table("", f"Ranks: {len(costs)}; times and memory above are of the slowest and the fullest one")
+        table = Table("", f"Ranks: {len(memory)}; times and memory above are of the slowest and the fullest one")
         ranks = f"{self.group.size} over {self.group.backend}, rank 0 on {self.group.device}"
-        of_each = ", ".join(f"{cost.peak_memory:,.0f} MiB" for cost in costs)
+        of_each = ", ".join(f"{one:,.0f} MiB" for one in memory)
         for name, text in {"ranks": ranks, **describe(self.part.partition), "memory of each": of_each}.items():
             table.add_row(name, Text(text))
         return table
@@ -78,15 +79,14 @@ class PartOfGraph(Source):
         return columns | {"variant": "halo", "order": self.part.partition.method}
 
 
-def infer_on_ranks(request: Request, kept: list[str]) -> bool:
-    """`infer` as one of the ranks that a launcher started."""
-    config = request.config
+def infer_on_ranks(config: Config, config_path: Path, **options: Any) -> bool:
+    """`infer` as one of the ranks that a launcher started, with its options."""
     with ranks(config.runtime.device) as group:
-        options = f"--verify {request.verify} --accuracy {request.accuracy} --output {request.output is not None}"
-        check_agreement(group, {"configuration": config.sha(), "options": options})
+        given = {"verify": options["verify"], "accuracy": options["accuracy"], "output": options["output"] is not None}
+        check_agreement(group, {"configuration": config.sha(), "options": str(given)})
         source = load_on_ranks(config, group)
         check_agreement(group, {"weights": hash_of_weights(source.model), "graph": source.loaded.meta.sha256})
-        return infer(request, source, kept)
+        return infer(source, config_path, **options)
 
 
 def load_on_ranks(config: Config, group: Group) -> Source:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph
 from models import Attention, GraphInputs, GraphModel
-from models.metrics import labels_of
+from models.metrics import known, labels_of
 from models.training.log import EpochRecord
 from models.training.loop import Trainer
 from models.training.losses import balanced_cross_entropy
@@ -25,8 +25,8 @@ from models.training.step import Step
 from models.training.tasks import Batch, Forward, NodesTask, Plan, Task
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
+from parallel.datasets import plan_model_attention, prepare_part
 from parallel.group import Group, all_values, check_agreement
-from parallel.inputs import plan_model_attention, prepare_part
 from parallel.partition import Part, describe
 
 
@@ -126,9 +126,10 @@ class PartTask(NodesTask):
     def __init__(self, part: Part, group: Group, loaded: LoadedGraph, model: GraphModel, plan: Plan) -> None:
         self.part, self.group = part, group
         super().__init__(loaded, *labels_of(loaded), model, plan)
-        sizes, known = zip(*all_values(group, (self.sizes, known_labels(self.whole.labels))), strict=True)
+        own = self.sizes, int(known(self.whole.labels).sum())
+        sizes, counts = zip(*all_values(group, own), strict=True)
         self.sizes = {name: sum(of_rank[name] for of_rank in sizes) for name in self.sizes}
-        self.whole = Share(self.whole.inputs, self.whole.labels, known[group.rank] / max(sum(known), 1))
+        self.whole = Share(self.whole.inputs, self.whole.labels, counts[group.rank] / max(sum(counts), 1))
 
     def _prepared(self, loaded: LoadedGraph) -> GraphInputs:
         return prepare_part(self.model, loaded.node_data["feat"], self.plan(self.part))
@@ -137,12 +138,6 @@ class PartTask(NodesTask):
         """Logits and labels of the split's rows of all ranks, on all ranks."""
         logits, labels = (gather_uneven(each, self.group) for each in super().predict(forward, part))
         return logits, labels
-
-
-def known_labels(labels: Tensor) -> int:
-    """Labels that a loss of `models.training.losses` counts."""
-    known = ~labels.isnan() if labels.is_floating_point() else labels >= 0
-    return int(known.sum())
 
 
 def hash_of_weights(model: nn.Module) -> str:

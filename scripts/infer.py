@@ -28,7 +28,6 @@ from data.files import nodes_table
 from models import CudaGraphError, DenseUnavailableError
 from models.inference.infer import infer, load_source
 from models.inference.predictions import Form, check_predictions_path
-from models.inference.run import Request
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
 USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
@@ -89,15 +88,15 @@ def main(
             raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
         if profile and (others := {one.model.kind for one in configs.values()} - {"graph_transformer"}):
             raise ValueError(f"--profile: times the parts of a Graph Transformer, and model.kind is {others.pop()!r}")
-        passed = True
+        passed, options = True, {"verify": verify, "accuracy": exact, "profile": profile, "output": output}
+        options |= {"forms": forms, "results": results, "kept": kept}
         for path, one in configs.items():
-            request = Request(path, one, verify, exact, profile, output, forms, results)
             if is_launched():
                 from parallel.inference import infer_on_ranks  # on use: most runs have one process
 
-                passed &= infer_on_ranks(request, kept)
+                passed &= infer_on_ranks(one, path, **options)
             else:
-                passed &= infer(request, load_source(one), kept)
+                passed &= infer(load_source(one), path, **options)
     raise typer.Exit(0 if passed else 1)
 
 

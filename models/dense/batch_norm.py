@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fused3s.runtime.device import WARP_SIZE, gpu_limits
-from fused3s.runtime.jit import KernelInstance, get_kernel
-from fused3s.runtime.launch import launch_kernel
+from fused3s.runtime.device import gpu_limits
+from fused3s.runtime.jit import KernelInstance
 from fused3s.runtime.semaphores import semaphores
 
-from .residual_norm import CHUNK, MOST_COLUMNS, WARPS
+from .residual_norm import CHUNK, MOST_COLUMNS, launch_rows
 
 SOURCE = Path(__file__).parent / "cuda" / "batch_norm.cu"
 PARTIAL_ROWS = 64  # least rows per block of a sum: the last-arriving block merges all partials
@@ -79,26 +78,20 @@ def residual_batch_norm(
     total = None if addend is None else torch.empty_like(residual, memory_format=torch.contiguous_format)
     blocks = _num_blocks(num_rows, residual.device)
     statistics = residual.new_empty((2, columns), dtype=torch.float32)
-    kernel = get_kernel(batch_norm_instance("batch_norm_statistics", residual.dtype, columns), residual.device.index)
-    launch_kernel(
-        kernel,
-        (blocks,),
-        WARPS * WARP_SIZE,
-        {
-            "residual": residual,
-            "addend": addend,
-            "row_weights": row_weights,
-            "sum": total,
-            "partial": residual.new_empty((blocks, 2 * columns + 4), dtype=torch.float32),
-            "statistics": statistics,
-            "running_mean": norm.running_mean,
-            "running_variance": norm.running_var,
-            "num_batches": norm.num_batches_tracked,
-            "semaphore": semaphores(1, residual.device),
-        },
-        kernel.scalars(num_rows=num_rows, momentum=norm.momentum),
-        overlaps=True,
-    )
+    tensors = {
+        "residual": residual,
+        "addend": addend,
+        "row_weights": row_weights,
+        "sum": total,
+        "partial": residual.new_empty((blocks, 2 * columns + 4), dtype=torch.float32),
+        "statistics": statistics,
+        "running_mean": norm.running_mean,
+        "running_variance": norm.running_var,
+        "num_batches": norm.num_batches_tracked,
+        "semaphore": semaphores(1, residual.device),
+    }
+    instance = batch_norm_instance("batch_norm_statistics", residual.dtype, columns)
+    launch_rows(instance, tensors, blocks, num_rows=num_rows, momentum=norm.momentum)
     total = residual if total is None else total
     return apply_batch_norm(total, None, norm, *statistics), total, statistics
 
@@ -109,22 +102,10 @@ def apply_batch_norm(
     """(`residual` + `addend` - mean) / sqrt(variance + epsilon) * weight + bias, [N, d]; None for a zero addend."""
     num_rows, columns = residual.shape
     output = torch.empty_like(residual, memory_format=torch.contiguous_format)
-    kernel = get_kernel(batch_norm_instance("batch_norm", residual.dtype, columns), residual.device.index)
-    launch_kernel(
-        kernel,
-        (-(-num_rows // kernel.sizes.block_items),),
-        WARPS * WARP_SIZE,
-        {
-            "residual": residual,
-            "addend": addend,
-            "mean": mean,
-            "variance": variance,
-            "weight": norm.weight,
-            "bias": norm.bias,
-            "output": output,
-        },
-        kernel.scalars(num_rows=num_rows, epsilon=norm.eps),
-        overlaps=True,
+    tensors = {"residual": residual, "addend": addend, "mean": mean, "variance": variance}
+    tensors |= {"weight": norm.weight, "bias": norm.bias, "output": output}
+    launch_rows(
+        batch_norm_instance("batch_norm", residual.dtype, columns), tensors, num_rows=num_rows, epsilon=norm.eps
     )
     return output
 
@@ -164,11 +145,9 @@ def residual_batch_norm_backward(
         "sum_grad": grad,
         "semaphore": semaphores(1, total.device),
     }
-    for function in ("batch_norm_sums", "batch_norm_gradient")[: 1 + with_rows]:
-        kernel = get_kernel(batch_norm_instance(function, total.dtype, columns), total.device.index)
-        grid = -(-num_rows // kernel.sizes.block_items) if function == "batch_norm_gradient" else blocks
-        scalars = kernel.scalars(num_rows=num_rows, epsilon=epsilon)
-        launch_kernel(kernel, (grid,), WARPS * WARP_SIZE, tensors, scalars, overlaps=True)
+    for function, grid in (("batch_norm_sums", blocks), ("batch_norm_gradient", None))[: 1 + with_rows]:
+        instance = batch_norm_instance(function, total.dtype, columns)
+        launch_rows(instance, tensors, grid, num_rows=num_rows, epsilon=epsilon)
     return grad, sums
 
 

@@ -6,6 +6,7 @@ deterministic.
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +34,16 @@ def rows_instance(function: str, *arguments: torch.dtype | int) -> KernelInstanc
         arguments: torch.float16 or torch.bfloat16; columns of a row, a multiple of 8 up to 1024, of norms up to 512.
     """
     return KernelInstance(SOURCE, function, arguments)
+
+
+def launch_rows(
+    instance: KernelInstance, tensors: dict[str, torch.Tensor | None], num_blocks: int | None = None, **scalars: Any
+) -> None:
+    """Queue a kernel on rows in the lanes of warps (cuda/row_lanes.cuh), by default with a block for each
+    `block_items` of its `num_rows`."""
+    kernel = get_kernel(instance, next(iter(tensors.values())).device.index)
+    blocks = -(-scalars["num_rows"] // kernel.sizes.block_items) if num_blocks is None else num_blocks
+    launch_kernel(kernel, (blocks,), WARPS * WARP_SIZE, tensors, kernel.scalars(**scalars), overlaps=True)
 
 
 class ColumnSums:
@@ -99,23 +110,10 @@ def residual_norm(
     total = torch.empty_like(residual, memory_format=torch.contiguous_format) if keep else None
     statistics = residual.new_empty((num_rows, 2), dtype=torch.float32) if keep else None
     if num_rows:
-        kernel = get_kernel(rows_instance("residual_norm", residual.dtype, columns), residual.device.index)
-        launch_kernel(
-            kernel,
-            (-(-num_rows // kernel.sizes.block_items),),
-            WARPS * WARP_SIZE,
-            {
-                "residual": residual,
-                "addend": addend,
-                "weight": weight,
-                "bias": bias,
-                "output": output,
-                "sum": total,
-                "statistics": statistics,
-            },
-            kernel.scalars(num_rows=num_rows, epsilon=epsilon),
-            overlaps=True,
-        )
+        tensors = {"residual": residual, "addend": addend, "weight": weight, "bias": bias, "output": output}
+        tensors |= {"sum": total, "statistics": statistics}
+        instance = rows_instance("residual_norm", residual.dtype, columns)
+        launch_rows(instance, tensors, num_rows=num_rows, epsilon=epsilon)
     return output, total, statistics
 
 
@@ -135,23 +133,10 @@ def residual_norm_backward(
     """
     num_rows, columns = total.shape
     grad = torch.empty_like(total, memory_format=torch.contiguous_format)
-    kernel = get_kernel(rows_instance("residual_norm_backward", total.dtype, columns), total.device.index)
-    launch_kernel(
-        kernel,
-        (sums.num_blocks,),
-        WARPS * WARP_SIZE,
-        {
-            "first_grad": first_grad,
-            "second_grad": second_grad,
-            "sum": total,
-            "statistics": statistics,
-            "weight": weight,
-            "sum_grad": grad,
-            "partial": sums.partial,
-        },
-        kernel.scalars(num_rows=num_rows, **sums.scalars(3 * columns)),
-        overlaps=True,
-    )
+    tensors = {"first_grad": first_grad, "second_grad": second_grad, "sum": total, "statistics": statistics}
+    tensors |= {"weight": weight, "sum_grad": grad, "partial": sums.partial}
+    instance = rows_instance("residual_norm_backward", total.dtype, columns)
+    launch_rows(instance, tensors, sums.num_blocks, num_rows=num_rows, **sums.scalars(3 * columns))
     return grad
 
 
@@ -164,12 +149,6 @@ def relu_backward_(grad: torch.Tensor, activation: torch.Tensor | None, rescale:
         rescale: 1 / (1 - rate) of the dropout.
     """
     num_rows, columns = grad.shape
-    kernel = get_kernel(rows_instance("relu_backward", grad.dtype, columns), grad.device.index)
-    launch_kernel(
-        kernel,
-        (sums.num_blocks,),
-        WARPS * WARP_SIZE,
-        {"grad": grad, "activation": activation, "partial": sums.partial},
-        kernel.scalars(num_rows=num_rows, rescale=rescale, **sums.scalars(columns)),
-        overlaps=True,
-    )
+    tensors = {"grad": grad, "activation": activation, "partial": sums.partial}
+    scalars = {"num_rows": num_rows, "rescale": rescale} | sums.scalars(columns)
+    launch_rows(rows_instance("relu_backward", grad.dtype, columns), tensors, sums.num_blocks, **scalars)

@@ -24,12 +24,14 @@ class Agreement:
             for outputs whose rows hardly differ.
         max_abs: largest absolute difference.
         allowed, allowed_abs: largest values of both that pass.
+        argmax_agreement: share of the rows with the same largest logit, 0 to 1; None for a single output.
     """
 
     relative: float
     max_abs: float
     allowed: float
     allowed_abs: float
+    argmax_agreement: float | None
 
     @property
     def passed(self) -> bool:
@@ -44,13 +46,16 @@ class Agreement:
 
 
 def compare(output: Tensor, reference: Tensor, *computed_in: torch.dtype) -> Agreement:
-    """Compare logits [rows, classes] of one dtype, in float64.
+    """Compare logits [rows, classes], in float64.
 
     Args:
         computed_in: types of layers and attention, where they are not that of the logits (logits of graphs are float32
             behind layers in 16 bits). The coarsest of all types decides what is allowed.
     """
     dtypes = {output.dtype, *computed_in}
+    same = None
+    if reference.shape[1] > 1:
+        same = (output.argmax(1) == reference.argmax(1)).double().mean().item()
     allowed = max(ALLOWED_EPS[dtype] * torch.finfo(dtype).eps for dtype in dtypes)
     output, reference = output.double(), reference.double()
     spread = max(_rms(reference - reference.mean(dim=0)), _rms(reference) / 4)
@@ -61,32 +66,8 @@ def compare(output: Tensor, reference: Tensor, *computed_in: torch.dtype) -> Agr
         max_abs=difference.abs().max().item(),
         allowed=allowed,
         allowed_abs=WORST_ELEMENT * allowed * spread,
+        argmax_agreement=same,
     )
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Error of 16-bit logits against float32.
-
-    Attributes:
-        argmax_agreement: share of the rows with the same largest logit, 0 to 1; None for a single output.
-        relative, max_abs: see `Agreement`.
-    """
-
-    argmax_agreement: float | None
-    relative: float
-    max_abs: float
-
-
-def accuracy(logits: Tensor, exact: Tensor) -> Accuracy:
-    """Compare logits [rows, classes] of any precision with those of a float32 model."""
-    if exact.dtype != torch.float32:
-        raise TypeError(f"exact: got {exact.dtype}; logits of a float32 model are needed")
-    error = compare(logits, exact)
-    same = None
-    if exact.shape[1] > 1:
-        same = (logits.argmax(1) == exact.argmax(1)).double().mean().item()
-    return Accuracy(same, error.relative, error.max_abs)
 
 
 def _rms(values: Tensor) -> float:

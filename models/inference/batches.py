@@ -1,26 +1,32 @@
-"""A model over all batches of a collection: by replays of a CUDA graph that assembles, plans and computes a batch, or
-eagerly, where the next batch is loaded and planned while the GPU computes."""
+"""All batches of a collection as the source of a run: by replays of a CUDA graph that assembles, plans and computes a
+batch, or eagerly, where the next batch is loaded and planned while the GPU computes."""
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from rich.text import Text
 from torch import Tensor
 
+import fused3s
+from common.cli import console, progress
 from common.timers import mark, milliseconds_between
+from configs import Config
+from data import LoadedGraph
 from data.batches import GraphSet
 from data.prefetch import made_ahead
-from fused3s import AttentionPlan
 from fused3s.graph.csr import CSRPattern
+from fused3s.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
-from models.inference.cost import Pass
-from models.padded_batches import PaddedBatches
+from models.inference.source import Pass, SetRun, Source
+from models.padded_batches import PaddedBatches, make_room, padding_refused
 
 MOST_QUEUED = 4  # batches whose logits the host has not taken yet: their memory is kept until then
 MADE_AHEAD = 2  # batches that a thread makes ahead
@@ -28,6 +34,96 @@ SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
 
 Passes = Iterator[tuple[range, Callable[[], Tensor]]]  # the graphs of each batch, and its forward pass
 Take = Callable[[range, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
+
+
+class AllBatches(Source):
+    """All graphs of a collection, a plan for each batch.
+
+    Raises:
+        ValueError: the features do not fit the model.
+    """
+
+    def __init__(self, config: Config, device: torch.device, loaded: LoadedGraph) -> None:
+        super().__init__(config, device, loaded)
+        self.model.check_features(loaded.graph)
+        size = config.data.graphs_per_batch(loaded.meta.num_graphs, loaded.meta.num_nodes)
+        self._graphs, self._size = GraphSet(loaded, device), size
+        count = len(self._graphs)
+        self._ranges = [range(first, min(first + size, count)) for first in range(0, count, size)]
+        self._first = self._graphs.slice(self._ranges[0])
+        self._padded: PaddedBatches | None = None
+        # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+
+    def plan(self) -> fused3s.AttentionPlan:
+        return self.plan_on(pattern_of(self._first))
+
+    def prepare(self, attention: fused3s.AttentionPlan) -> Execution:
+        asked, reason = self.config.runtime.cuda_graph, "as configured"
+        if asked is not False:
+            if not (refused := self._make_padded(attention.backend)):
+                return self._execution(self._padded.inputs, attention)
+            if asked is True:
+                raise ValueError(f"runtime.cuda_graph = True with several batches: {refused}; use auto or false")
+            reason = f"chosen by auto; {refused}"
+        eager = self._execution(self.model.prepare_batch(self._first, attention), attention, cuda_graph=False)
+        return replace(eager, graph_reason=reason)
+
+    def _make_padded(self, backend: str) -> str | None:
+        """Why there are no padded batches; None if there are."""
+        graphs = self._graphs
+        if self.device.type != "cuda":
+            return f"a CUDA graph needs an NVIDIA GPU, and the model is on {self.device}"
+        if refused := padding_refused(self.model, backend, self.config.attention.reorder, graphs):
+            return refused
+        size = graphs.largest_size([*map(np.array, self._ranges)])
+        try:
+            room = make_room(size, self.config, device=self.device, dtype=self.dtype, backward=False)
+            padded = PaddedBatches(graphs, size, self.model, room)
+        except CaptureError as error:
+            return str(error)
+        padded.load(np.array(self._ranges[0]))
+        self._padded = padded
+        return None
+
+    def predict(self, execution: Execution) -> tuple[Tensor | None, SetRun | None]:
+        """The logits; then up to `runtime.repeats` passes are timed."""
+        graphs, num_batches = self._graphs, len(self._ranges)
+        if execution.captured:
+            passes = partial(replays, self._ranges, self._padded, execution)
+        else:
+            plan = partial(self.plan_on, backend=execution.inputs.attention.backend)
+            passes = partial(self._eager, execution.model, plan, execution.forward)
+        execution.check_weights()
+        console.print(Text(f"predicting {len(graphs):,} graphs in {num_batches:,} batches"))
+        parts: list[Tensor] = []
+        step = max(1, num_batches // 20)  # a batch takes a millisecond
+        with progress(num_batches) as advance:
+
+            def take(batch: range, logits: Tensor) -> None:
+                parts.append(logits)
+                if len(parts) % step == 0 or len(parts) == num_batches:
+                    advance(f"graph {batch.stop:,} of {len(graphs):,}", (len(parts) - 1) % step + 1)
+
+            timed = run_set(passes, take, self.device, self.config.runtime.repeats)
+        run = SetRun(timed, len(graphs), num_batches, self._size, graphs.kept_on)
+        return torch.cat(parts), run
+
+    def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
+        parts: list[Tensor] = []
+        passes = self._eager(model, partial(self.plan_on, backend="reference", dtype=dtype), model)
+        run_pass(passes, lambda batch, logits: parts.append(logits), self.device)
+        return torch.cat(parts)
+
+    def _eager(
+        self,
+        model: GraphModel,
+        plan: Callable[[Any], fused3s.AttentionPlan],
+        forward: Callable[[GraphInputs], Tensor],
+    ) -> Passes:
+        # A collection on a GPU leaves the host nothing but launches.
+        by_thread = self._graphs.kept_on.type == "cpu"
+        return eager_passes(self._graphs, self._ranges, model, plan, forward, self._stream, by_thread=by_thread)
 
 
 def replays(ranges: Iterable[range], padded: PaddedBatches, execution: Execution) -> Passes:
@@ -45,7 +141,7 @@ def eager_passes(
     graphs: GraphSet,
     ranges: Iterable[range],
     model: GraphModel,
-    plan: Callable[[CSRPattern], AttentionPlan],
+    plan: Callable[[CSRPattern], fused3s.AttentionPlan],
     forward: Callable[[GraphInputs], Tensor],
     stream: torch.cuda.Stream | None = None,
     *,

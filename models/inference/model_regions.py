@@ -164,7 +164,7 @@ def regions_marked(execution: Execution, end: Callable[[str], None]) -> Iterator
     ends += [(model.edge_embedding, "embedding")] if model.edge_features != "none" else []
     ends += [(block, "edges") for block in model.edge_blocks if block is not None]
     ends.append((model.blocks[0].qkv, "qkv"))
-    forward = execution.dense.forward
+    forward = execution.forward
     if forward is model:
         ends.append((model.embedding, "embedding"))
         ends += [(block.qkv, "qkv") for block in model.blocks[1:]]

@@ -1,9 +1,13 @@
 """Report and CSV rows of a run of `scripts/infer.py`."""
 
+from dataclasses import dataclass, field
+from pathlib import Path
+
 import torch
 import yaml
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from common.cli import console, errors, print_end
 from common.columns import dtype_name, run_columns
@@ -14,8 +18,45 @@ from common.timers import Spread
 from data import GraphMeta
 from data.atomic import replacing
 from fused3s.graph.reorder.row_order import RowOrder
+from models import Execution
+from models.inference.agreement import Agreement
 from models.inference.model_regions import save_trace
-from models.inference.run import Run
+from models.inference.source import SetRun, Source
+from models.metrics import Score
+from models.trained_weights import weights_name
+
+
+@dataclass
+class Run:
+    """The result of a run: what its report and its CSV rows are made from.
+
+    Attributes:
+        forward: ms of a forward pass; of the first batch, where there are several.
+        attention_share: of it spent in attention, 0 to 1; None for layers that call a plan themselves.
+        waited: share of the time in which threads waited for a core meanwhile, see `common.host_load`.
+        format_build: ms to build the sparse format, once per graph or batch.
+        peak_memory: MiB.
+        logits: [rows, classes] float32; None on a rank that reports nothing.
+        whole: all batches; None for one.
+        agreement: with the reference backend; None if not compared.
+        accuracy: against the model in float32; None if not compared.
+        score: of trained weights on the labels; None for random weights and without labels.
+        regions: ms, see `models.inference.model_regions`; empty if not profiled.
+    """
+
+    source: Source
+    execution: Execution
+    forward: Spread
+    attention_share: Spread | None
+    waited: float | None
+    format_build: float
+    peak_memory: float
+    logits: Tensor | None
+    whole: SetRun | None
+    agreement: Agreement | None = None
+    accuracy: Agreement | None = None
+    score: Score | None = None
+    regions: dict[str, Spread] = field(default_factory=dict)
 
 
 def surrogate_line(meta: GraphMeta, asked: str) -> Text | None:
@@ -30,16 +71,16 @@ def surrogate_line(meta: GraphMeta, asked: str) -> Text | None:
     return Text(f"SYNTHETIC    {meta.name} is a surrogate, not the real graph ({why})")
 
 
-def report_table(run: Run) -> Table:
+def report_table(run: Run, title: str) -> Table:
     """Summary of the run in two columns."""
-    config, source, execution, cost, whole = run.request.config, run.source, run.execution, run.cost, run.whole
-    meta, model = source.loaded.meta, config.model
+    source, execution, whole = run.source, run.execution, run.whole
+    config, meta, attention = source.config, source.loaded.meta, execution.inputs.attention
+    model = config.model
     origin = {"file": "from the file ", "synthetic": "SYNTHETIC surrogate, not the real graph: "}.get(meta.source, "")
     first = " of the first batch" if whole else ""
-    busy = f"; {text}" if (text := describe_wait(cost.waited)) else ""
+    busy = f"; {text}" if (text := describe_wait(run.waited)) else ""
     encoding = f", {model.pos_enc} Laplacian eigenvectors" if model.pos_enc else ""
     encoding += f", random walks of {model.random_walk} steps" if model.random_walk else ""
-    encoding += ", a virtual node" if model.virtual_node else ""
     edges = f", edge features as a {model.edge_features}" if meta.edge_features else ""
     chosen = " (chosen by auto)" if config.attention.backend == "auto" else ""
     peak = "on the GPU, during the forward passes" if source.device.type == "cuda" else "of the whole process"
@@ -55,14 +96,14 @@ def report_table(run: Run) -> Table:
         "model": f"{model.blocks} blocks, d = {model.dim}, heads = {model.heads}, {model.norm} norm{encoding}{edges}"
         if model.kind == "graph_transformer"
         else f"{model.blocks} layers ({model.kind}), d = {model.dim}, heads = {model.heads}, then {model.out_heads}",
-        "weights": source.weights.describe(),
+        "weights": source.weights,
     }
     if run.score:
         lines[run.score.title] = run.score.describe()
     lines |= {
         "device": f"{source.device} ({device_name(source.device)})",
-        "attention": f"{run.attention.backend}{chosen}",
-        "other layers": f"{execution.dense.path} ({execution.dense.reason})",
+        "attention": f"{attention.backend}{chosen}",
+        "other layers": f"{execution.path} ({execution.path_reason})",
         "CUDA graph": f"{'yes' if execution.captured else 'no'} ({execution.graph_reason})",
         "precision": dtype_name(source.dtype),
     }
@@ -74,14 +115,14 @@ def report_table(run: Run) -> Table:
             "throughput": _spread(whole.graphs_per_second, "graphs/s", ",.0f"),
             "in forward passes": f"{whole.share.median:.1%} of that time; of a batch {_spread(whole.forward)}{also}",
         }
-    lines[f"forward pass{first}"] = f"{_spread(cost.forward)}{busy}"
-    if cost.attention_share:
-        lines["in attention"] = f"{cost.attention_share.median:.1%} of the forward pass{first}"
+    lines[f"forward pass{first}"] = f"{_spread(run.forward)}{busy}"
+    if run.attention_share:
+        lines["in attention"] = f"{run.attention_share.median:.1%} of the forward pass{first}"
     lines |= {
-        "peak memory": f"{cost.peak_memory:,.0f} MiB {peak}",
-        "format build": f"{cost.format_build:.1f} ms{first or ' once for the graph'}, first-use compiling included",
+        "peak memory": f"{run.peak_memory:,.0f} MiB {peak}",
+        "format build": f"{run.format_build:.1f} ms{first or ' once for the graph'}, first-use compiling included",
     }
-    if order := getattr(run.attention, "order", None):
+    if order := getattr(attention, "order", None):
         lines["row order"] = describe_order(order)
     if found := run.agreement:
         verdict = "agrees with the reference" if found.passed else "DIFFERS FROM the reference"
@@ -91,7 +132,7 @@ def report_table(run: Run) -> Table:
         classes = "" if same is None else f"{same:.2%} of the rows have the same largest output, "
         error = f"relative error {run.accuracy.relative:.1e}, largest {run.accuracy.max_abs:.1e}"
         lines["accuracy"] = f"against float32: {classes}{error}"
-    return _table(str(run.request.config_path), lines)
+    return _table(title, lines)
 
 
 def _spread(spread: Spread, unit: str = "ms", form: str = ".3f") -> str:
@@ -119,21 +160,20 @@ def describe_order(order: RowOrder) -> str:
     return f"{kind}: {saved:.1%} fewer gathered columns, found in {order.seconds:.2f} s"
 
 
-def report_profile(run: Run) -> None:
-    """Print the time of each region of an eager pass, and save a trace of the run beside its results."""
+def report_profile(run: Run, traces: Path) -> None:
+    """Print the time of each region of an eager pass, and save a trace of the run in a folder."""
     total = sum(spread.median for spread in run.regions.values())
     lines = {name: f"{one.median:.4f} ms, {one.median / total:.1%}" for name, one in run.regions.items()}
     console.print(_table("Time of an eager forward pass", lines))
-    request = run.request
-    trace = request.results.parent / "traces" / f"{run.source.loaded.meta.name}_{request.config.sha()}.json"
+    trace = traces / f"{run.source.loaded.meta.name}_{run.source.config.sha()}.json"
     with torch.inference_mode(), replacing(trace) as unfinished:
         save_trace(run.execution, unfinished)
     console.print(Text(f"trace        {trace}: open it with chrome://tracing or https://ui.perfetto.dev"))
 
 
-def result_rows(run: Run) -> list[Row]:
+def result_rows(run: Run, config_path: Path) -> list[Row]:
     """The run in the CSV schema, one row per measured value."""
-    request, source, execution, cost, whole = run.request, run.source, run.execution, run.cost, run.whole
+    source, execution, whole = run.source, run.execution, run.whole
     checked = {"status": "unchecked"}
     if found := run.agreement:
         checked = {"status": "ok", "relative_error": found.relative}
@@ -142,26 +182,26 @@ def result_rows(run: Run) -> list[Row]:
     own = {
         "dtype": dtype_name(source.dtype),
         "out_dtype": dtype_name(source.dtype),
-        "backend": run.attention.backend,
-        "dense": execution.dense.path,
+        "backend": execution.inputs.attention.backend,
+        "dense": execution.path,
         "launch": "cuda_graph" if execution.captured else "eager",
-        "checkpoint": source.weights.name,
+        "checkpoint": weights_name(source.checkpoint),
         **checked,
         **source.columns(),
     }
-    shared = run_columns("infer", request.config_path, request.config, source.loaded.meta, source.device, **own)
+    shared = run_columns("infer", config_path, source.config, source.loaded.meta, source.device, **own)
 
     def row(scope: str, metric: str, unit: str, spread: Spread | float, **columns: str) -> Row:
         spread = spread if isinstance(spread, Spread) else Spread.of([spread])
         return Row(**(shared | {"scope": scope, "metric": metric, "unit": unit} | spread.columns() | columns))
 
     part = {"region": "first batch"} if whole else {}
-    rows = [row("model", "time", "ms", cost.forward, note=describe_wait(cost.waited) or NONE, **part)]
-    if cost.attention_share:
-        rows.append(row("attention", "share_of_model_time", "1", cost.attention_share, **part))
+    rows = [row("model", "time", "ms", run.forward, note=describe_wait(run.waited) or NONE, **part)]
+    if run.attention_share:
+        rows.append(row("attention", "share_of_model_time", "1", run.attention_share, **part))
     rows += [
-        row("model", "peak_memory", "MiB", cost.peak_memory),
-        row("build", "time", "ms", cost.format_build, **part),
+        row("model", "peak_memory", "MiB", run.peak_memory),
+        row("build", "time", "ms", run.format_build, **part),
     ]
     if whole:
         every = {"region": "all batches"}
@@ -181,10 +221,9 @@ def result_rows(run: Run) -> list[Row]:
     return rows
 
 
-def write_results(run: Run) -> None:
-    """Append the run's rows to its CSV, save its configuration beside it, print where, and warn of NaN."""
-    results, config = run.request.results, run.request.config
-    rows = result_rows(run)
+def write_results(run: Run, config_path: Path, results: Path) -> None:
+    """Append the run's rows to a CSV, save its configuration beside it, print where, and warn of NaN."""
+    config, rows = run.source.config, result_rows(run, config_path)
     append_rows(results, rows)
     saved = results.parent / "configs" / f"{config.sha()}.yaml"
     with replacing(saved) as unfinished:

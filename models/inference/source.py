@@ -3,21 +3,21 @@
 Those of several ranks: `parallel.inference`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
 import fused3s
+from common.timers import Spread
 from configs import Config
 from data import LoadedGraph
-from fused3s.runtime.cuda_graph import CapturedGraph, capture
-from models import Execution, GraphInputs, GraphModel
+from models import Execution, GraphModel, prepare_execution
 from models.build import build_model, plan_model
 from models.graph_inputs import Attention as AnyAttention
-from models.inference.cost import Cost, SetRun
 from models.inference.memory import memory_for
 from models.machine import resolve_dtype
 from models.trained_weights import find_weights, load_weights
@@ -26,7 +26,41 @@ from models.trained_weights import find_weights, load_weights
 class Attention(AnyAttention, Protocol):
     """A plan, or the attention of a part of a graph."""
 
-    backend: str
+    backend: str  # never "auto"
+
+
+class Pass(NamedTuple):
+    """One pass over a collection."""
+
+    seconds: float  # from the first batch's assembly to the last output in host memory
+    # Milliseconds of each batch's forward pass, on a GPU between two CUDA events: launch gaps count, and assembly and
+    # plan where the CUDA graph has them.
+    forward: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SetRun:
+    """A collection, predicted as a whole: its timed passes, their size, and where the graphs were meanwhile."""
+
+    passes: tuple[Pass, ...]
+    num_graphs: int
+    num_batches: int
+    batch_size: int
+    kept_on: torch.device
+
+    @property
+    def graphs_per_second(self) -> Spread:
+        return Spread.of([self.num_graphs / one.seconds for one in self.passes])
+
+    @property
+    def share(self) -> Spread:
+        """Share of a pass's time in which the device ran forward passes, 0 to 1."""
+        return Spread.of([sum(one.forward) / 1e3 / one.seconds for one in self.passes])
+
+    @property
+    def forward(self) -> Spread:
+        """Milliseconds of the forward pass of a batch."""
+        return Spread.of([milliseconds for one in self.passes for milliseconds in one.forward])
 
 
 class Source:
@@ -37,21 +71,20 @@ class Source:
     Attributes:
         loaded: all graphs of the run.
         rows: labels and splits of all rows that are predicted; None on a rank that reports nothing.
-        weights: what the models load.
+        checkpoint: file of the weights that the models load; None for random ones.
+        weights: a line about them.
         model: the one that is measured, on `device` and in `dtype`.
         dense: implementation of the layers around attention, as `runtime.dense`.
-        why_eager: why a pass cannot be a CUDA graph, once `inputs` were made; None if it can.
         exchanges: whether a pass waits for other ranks: all of them must run as many.
     """
 
-    why_eager: str | None = None
     exchanges = False
 
     def __init__(self, config: Config, device: torch.device, loaded: LoadedGraph) -> None:
         self.config, self.device, self.loaded = config, device, loaded
         self.dtype = resolve_dtype(config.attention.dtype, device)
         self.rows: LoadedGraph | None = loaded
-        self.weights = find_weights(config, loaded.meta)
+        self.checkpoint, self.weights = find_weights(config, loaded.meta)
         self.model = self.new_model(self.dtype)
         self.dense = config.runtime.dense
 
@@ -60,8 +93,8 @@ class Source:
         config, meta = self.config, self.loaded.meta
         with memory_for("building the model", config):
             model = build_model(config, meta, config.runtime.seed)
-            if self.weights.path:
-                load_weights(model, self.weights.path, config, meta)
+            if self.checkpoint:
+                load_weights(model, self.checkpoint, config, meta)
             return model.to(self.device).cast(dtype).eval()
 
     def plan_on(self, graph: Any, backend: str = "", dtype: torch.dtype | None = None) -> fused3s.AttentionPlan:
@@ -74,16 +107,11 @@ class Source:
         """Attention over the graph, or over the first batch, by the configured backend."""
         return self.plan_on(self.loaded.graph)
 
-    def inputs(self, attention: Attention) -> GraphInputs | Callable[[], GraphInputs]:
-        """Inputs of the graph, or of the first batch; a function that makes those of the batch that is loaded, if one
-        CUDA graph can run for all of them."""
-        return self.model.prepare(self.loaded.graph, attention)
+    def prepare(self, attention: Attention) -> Execution:
+        """The forward pass over the graph, or over the first batch."""
+        return self._execution(self.model.prepare(self.loaded.graph, attention), attention)
 
-    def capture(self, run: Callable[[], Tensor], device: torch.device) -> CapturedGraph[Tensor]:
-        """A pass as a CUDA graph, see `fused3s.runtime.cuda_graph.capture`."""
-        return capture(run, device)
-
-    def predict(self, execution: Execution, attention: Attention) -> tuple[Tensor | None, SetRun | None]:
+    def predict(self, execution: Execution) -> tuple[Tensor | None, SetRun | None]:
         """Logits [rows, classes] of all rows in their order, float32 on the CPU, None on a rank that reports nothing;
         of batches also their times."""
         return execution.run().float().cpu(), None
@@ -93,17 +121,21 @@ class Source:
         `torch.inference_mode()`."""
         return self._reference(model, dtype, self.loaded.graph)
 
-    def costs(self, own: Cost) -> list[Cost]:
-        """The cost of this process, or those of all ranks in their order."""
-        return [own]
+    def all_values(self, value: Any) -> list[Any]:
+        """The value of this process, or those of all ranks in their order."""
+        return [value]
 
-    def ranks_table(self, costs: Sequence[Cost]) -> Table | None:
-        """A report about the ranks; None for one process."""
+    def ranks_table(self, memory: Sequence[float]) -> Table | None:
+        """A report about the ranks, with the MiB of each; None for one process."""
         return None
 
     def columns(self) -> dict[str, object]:
         """Columns of a row of results about the ranks."""
         return {}
+
+    def _execution(self, inputs: Any, attention: Attention, **options: Any) -> Execution:
+        options = {"cuda_graph": self.config.runtime.cuda_graph} | options
+        return prepare_execution(self.model, inputs, backend=attention.backend, dense=self.dense, **options)
 
     def _reference(self, model: GraphModel, dtype: torch.dtype, graph: Any) -> Tensor:
         return model(model.prepare(graph, self.plan_on(graph, "reference", dtype))).float().cpu()

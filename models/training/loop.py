@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -31,9 +31,8 @@ from models.training.log import LOG, EpochRecord, TrainingLog, is_log
 from models.training.losses import loss_for
 from models.training.optimiser import learning_rate, make_optimiser, set_learning_rate
 from models.training.precision import WorkingCopy
-from models.training.setup import make_task
 from models.training.step import CapturedStep, Step
-from models.training.tasks import Task
+from models.training.tasks import GraphsTask, NodesOfGraphsTask, NodesTask, Task, checked_labels
 
 INITIAL_SHARE = 0.05  # of the initial weights in the average at the end of a run, above which there is a warning
 LAST, BEST = "last.pt", "best.safetensors"
@@ -184,12 +183,29 @@ class Trainer:
             TrainingError: the loss is NaN or infinite, or another process has trained in the folder.
             OSError: another process trains there, or a file cannot be written.
         """
-        start, seconds = time.perf_counter(), []
+        start, seconds, interval = time.perf_counter(), [], self.config.training.checkpoint_seconds
         with ExitStack() as opened:
             log = self._open_log(opened) if self.writes else None
-            for record in opened.enter_context(closing(self._epochs(log))):
+            is_stopped, saved = False, time.monotonic()
+            while not (is_stopped or self._is_over()):
+                record = self._epoch(self.done + 1)
+                self.done += 1
                 seconds.append(record.seconds)
-                yield record
+                if record.is_best:
+                    self.best = Best.of(self.step.evaluated, record.epoch, record.valid_metric, record.valid_loss)
+                self.finished = self._is_over()
+                if log:
+                    log.add(record)
+                    if self.finished or time.monotonic() - saved >= interval:
+                        self._save(log)
+                        saved = time.monotonic()
+                is_stopped = True
+                try:
+                    yield record  # an error or Ctrl-C while it is reported closes this generator
+                    is_stopped = self._is_stopped()  # maybe only since the record was made
+                finally:
+                    if is_stopped and log and self.kept < self.done:
+                        self._save(log)
             if self.finished:
                 self.result = self._finish(tuple(seconds), start)
                 if log:
@@ -205,30 +221,6 @@ class Trainer:
         log = TrainingLog(self.folder, self.done)
         opened.callback(log.close)
         return log
-
-    def _epochs(self, log: TrainingLog | None) -> Iterator[EpochRecord]:
-        training = self.config.training
-        saved = time.monotonic()
-        while not self._is_over():
-            record = self._epoch(self.done + 1)
-            self.done += 1
-            if record.is_best:
-                self.best = Best.of(self.step.evaluated, record.epoch, record.valid_metric, record.valid_loss)
-            self.finished = self._is_over()
-            if log:
-                log.add(record)
-                if self.finished or time.monotonic() - saved >= training.checkpoint_seconds:
-                    self._save(log)
-                    saved = time.monotonic()
-            is_stopped = True
-            try:
-                yield record  # an error or Ctrl-C while it is reported closes this generator
-                is_stopped = self._is_stopped()  # maybe only since the record was made
-            finally:
-                if is_stopped and log and self.kept < self.done:
-                    self._save(log)
-            if is_stopped:
-                return
 
     def _is_stopped(self) -> bool:
         return self.stop
@@ -312,7 +304,22 @@ class Trainer:
         return losses
 
     def _make_task(self, loaded: LoadedGraph, model: GraphModel) -> Task:
-        return make_task(loaded, model, self._plan, self.config)
+        meta, batch_size, training = loaded.meta, self.config.data.batch_size, self.config.training
+        labels, metric = checked_labels(loaded)
+        is_collection = meta.task == "graph" or meta.num_graphs > 1
+        if training.sampler == "neighbor":
+            if is_collection:
+                raise ValueError(
+                    f"training.sampler = 'neighbor' and {meta.name}: a collection of graphs, whose batches are whole "
+                    "graphs; use none"
+                )
+            from models.training.samples import SampledNodesTask  # on use
+
+            return SampledNodesTask(batch_size, training.fan_out, loaded, labels, metric, model, self._plan)
+        if not is_collection:
+            return NodesTask(loaded, labels, metric, model, self._plan)
+        kind = GraphsTask if meta.task == "graph" else NodesOfGraphsTask
+        return kind(loaded, labels, metric, model, self._plan, batch_size)
 
     def _make_step(self, *arguments: Any) -> Step:
         return Step(*arguments)

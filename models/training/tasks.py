@@ -16,7 +16,7 @@ from data.packed import rows_of
 from fused3s.runtime.cuda_graph import capture
 from models import Attention, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
-from models.metrics import OF_TARGETS, UNKNOWN
+from models.metrics import OF_TARGETS, UNKNOWN, known, labels_of
 from models.padded_batches import PaddedBatches, Room
 from models.training.targets import Targets
 
@@ -219,3 +219,24 @@ class NodesOfGraphsTask(GraphsTask):
                 )
             found[part] = torch.from_numpy(np.flatnonzero(counts))
         return found
+
+
+def checked_labels(loaded: LoadedGraph) -> tuple[Tensor, str]:
+    """`labels_of` a data set that has known ones in all splits.
+
+    Raises:
+        ValueError: labels or splits are missing.
+    """
+    labels, metric = labels_of(loaded)
+    meta = loaded.meta
+    if loaded.splits is None:
+        raise ValueError(
+            f"{meta.name}: has no training, validation and test split ({meta.source}: {meta.origin}); an .npz file of "
+            "your own needs train_ids, valid_ids and test_ids"
+        )
+    for part in PARTS:
+        if not len(loaded.splits[part]):
+            raise ValueError(f"{meta.name}: the {part} split is empty; each split needs at least one row")
+        if not known(labels[loaded.splits[part]]).any():
+            raise ValueError(f"{meta.name}: no label of the {part} split is known; each split needs at least one")
+    return labels, metric

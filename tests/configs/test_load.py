@@ -106,7 +106,6 @@ def test_a_wrong_value_is_named_with_what_is_allowed(write, override, parts):
             ["data.batches=2", "runtime.cuda_graph=true", "model.pos_enc=2"],
             "runtime.cuda_graph = True and data.batches",
         ),
-        (["runtime.dense=compiled", "model.virtual_node=true"], "dense = 'compiled' and model.virtual_node = True"),
         (["runtime.dense=fused", "model.norm=batch"], "runtime.dense = 'fused' and model.norm = 'batch'"),
         (["model.kind=gat_conv", "model.norm=batch"], "model.norm = 'batch' and model.kind = 'gat_conv'"),
         (["model.out_heads=2"], "model.out_heads = 2 and model.kind = 'graph_transformer'"),

@@ -53,7 +53,7 @@ COMPLETIONS = ("late", "early", "any_time")
 BACKENDS = (
     *(dfgnn, feature_products, flashsparse, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_edges_backward),
     *(added_features, gather_rows, wide_features),
-    *(batch_norm, dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
+    *(dense_block, dense_block_training, fused3s_paper, rank_rows, residual_norm),
 )
 # Kernels that read and write tensors: which.
 UPDATED = {"add_features": ("output",), "add_features_float": ("rows",), "relu_backward": ("grad",)}

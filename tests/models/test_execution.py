@@ -11,9 +11,9 @@ from fused3s import plan_attention
 from fused3s.backends.reference import ReferenceBackend
 from models import CudaGraphError, DenseUnavailableError, StaleWeightsError, prepare_execution
 from models.dense.block import dense_block_unavailable
-from models.fast import choose_dense, compiling_pays, training_path
+from models.execution import CopiedModules
+from models.fast import choose_path
 from models.inference.agreement import compare
-from models.weight_copies import CopiedModules
 
 GPU = torch.device("cuda", 0)
 
@@ -41,7 +41,7 @@ def error(logits, expected):
 def test_compiled_parts_agree_with_plain_ones(make_graph, make_model, compiles_eagerly, norm):
     graph, model = make_graph(), make_model(norm=norm, heads=4)
     plain, compiled = (prepared(model, graph, dense=dense) for dense in ("plain", "compiled"))
-    assert (plain.mode, compiled.mode) == ("plain", "compiled")
+    assert (plain.path, compiled.path) == ("plain", "compiled")
     with torch.inference_mode():
         torch.testing.assert_close(compiled.run(), plain.run(), rtol=0, atol=1e-6)
 
@@ -93,44 +93,11 @@ def test_each_module_of_the_fused_path_is_watched(make_model, change):
 
 def test_norms_with_other_epsilons_are_not_fused(make_model):
     model = make_model(dim=64)
-    assert choose_dense(model, "plain").path == "plain"
+    assert choose_path(model, "plain") == ("plain", "as configured")
     model.blocks[1].norm2.eps = 1e-3
-    assert "the two norms' eps differ: 1e-05 and 0.001" in choose_dense(model).reason
+    assert "the two norms' eps differ: 1e-05 and 0.001" in choose_path(model, "auto")[1]
     with pytest.raises(DenseUnavailableError, match="eps differ"):
-        choose_dense(model, "fused")
-
-
-@pytest.mark.parametrize(
-    ("device", "capability", "lacks", "compiles"),
-    [
-        ("cuda:0", (8, 0), None, True),
-        ("cuda:0", (12, 0), None, True),
-        ("cuda:0", (9, 0), None, False),
-        ("cuda:0", (8, 9), "triton", False),
-        ("cuda:0", (8, 9), "a C compiler", False),
-        ("cpu", (8, 0), None, False),
-    ],
-)
-def test_auto_compiles_long_runs_outside_of_hopper(monkeypatch, make_model, device, capability, lacks, compiles):
-    model = make_model()
-    monkeypatch.setattr(type(model), "device", torch.device(device))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
-    monkeypatch.setattr("models.fast.fused_unavailable", lambda *model, training=False: "no kernel")
-    monkeypatch.setattr("models.fast.find_spec", lambda name: None if lacks == name else name)
-    monkeypatch.setattr("models.fast.which", lambda name: None if lacks == "a C compiler" else name)
-    monkeypatch.delenv("CC", raising=False)
-    path = "compiled" if compiles else "plain"
-    assert compiling_pays(model) == compiles
-    assert [choose_dense(model, is_long=is_long).path for is_long in (False, True)] == ["plain", path]
-    assert choose_dense(model, is_long=True).reason == "chosen by auto; not fused: no kernel"
-    assert choose_dense(model, "plain", is_long=True).path == "plain"
-    assert [training_path(model, asked) for asked in ("auto", "plain")] == [path, "plain"]
-
-
-def test_auto_compiles_for_one_shape_only(monkeypatch, make_graph, make_model):
-    """Without a CUDA graph, batches have shapes of their own."""
-    monkeypatch.setattr("models.fast.compiling_pays", lambda model: True)
-    assert prepared(make_model(), make_graph(), is_long=True).mode == "plain"
+        choose_path(model, "fused")
 
 
 def test_an_unavailable_cuda_graph_is_an_error(make_graph, make_model):
@@ -185,6 +152,6 @@ def test_gpu_all_backends_and_executions_agree(make_graph, make_model, dtype, di
                 for cuda_graph in (False, True) if backend.startswith("fused3s") else (False,):
                     run = prepared(model, graph, backend, dense=dense, cuda_graph=cuda_graph)
                     found = error(run.run(), exact)
-                    assert found <= 2 * rounding, (backend, run.mode, found, rounding)
+                    assert found <= 2 * rounding, (backend, run.path, run.graph_reason, found, rounding)
     if reason:
         pytest.skip(f"compared without the fused dense block: {reason}")

@@ -9,10 +9,7 @@ from model_by_hand import ByHand
 
 from data.dgl import import_dgl
 from fused3s import plan_attention
-from models import DenseUnavailableError
-from models.fast import choose_dense
 from models.readout import mean_nodes
-from models.virtual_node import _ToNodes
 
 # float32 with sums of at most a few hundred terms in another order, through three blocks: a few eps (1.2e-7) of
 # values near 1. A mistake would be larger than 1e-2.
@@ -56,24 +53,6 @@ def test_the_random_walk_encoding_is_normalised_and_added(make_graph, make_model
         run(model, graph, "reference")
     graph.ndata["random_walk"] = torch.rand(40, 5, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(run(model, graph, "reference"), ByHand(model)(graph).float(), **TOLERANCE)
-
-
-@pytest.mark.parametrize("task", ["node", "graph"])
-def test_virtual_nodes_are_their_formula(make_graph, make_model, task):
-    batch = import_dgl().batch([make_graph(n, 4 * n, seed=n) for n in (9, 2, 30)])
-    model = make_model(virtual_node=True, norm="batch", task=task)
-    torch.testing.assert_close(run(model, batch, "reference"), ByHand(model)(batch).float(), **TOLERANCE)
-
-
-def test_gradient_of_the_virtual_nodes():
-    nodes, starts = torch.arange(9), torch.tensor([0, 3, 3, 8])
-    values = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    assert torch.autograd.gradcheck(lambda values: _ToNodes.apply(values, nodes, starts), values)
-
-
-def test_compiled_layers_would_leave_virtual_nodes_out(make_model):
-    with pytest.raises(DenseUnavailableError, match="virtual nodes between its blocks; use plain"):
-        choose_dense(make_model(virtual_node=True), "compiled")
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -125,7 +125,6 @@ def test_only_rank_0_writes_and_any_rank_stops_all(pool, node_file, tmp_path):
     [
         ({"model__norm": "batch"}, "model.norm = 'batch'"),
         ({"model__pos_enc": 2}, "model.pos_enc = 2"),
-        ({"model__virtual_node": True}, "model.virtual_node = True"),
         ({"model__kind": "gat_conv"}, "model.kind = 'gat_conv'"),
         ({"training__sampler": "neighbor"}, "training.sampler = 'neighbor'"),
         ({"attention__reorder": "communities"}, "attention.reorder = 'communities'"),

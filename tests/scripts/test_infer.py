@@ -221,7 +221,7 @@ FULL, LAST = OSError(28, "No space left on device", "r.csv"), "report.append_row
 
 
 @pytest.mark.parametrize(
-    ("stage", "error"), [("run.time_model", KeyboardInterrupt()), (LAST, KeyboardInterrupt()), (LAST, FULL)]
+    ("stage", "error"), [("infer.time_model", KeyboardInterrupt()), (LAST, KeyboardInterrupt()), (LAST, FULL)]
 )
 def test_what_an_end_before_the_end_leaves_behind(infer, tmp_path, monkeypatch, stage, error):
     def end(*_):

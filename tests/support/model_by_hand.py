@@ -48,7 +48,6 @@ class ByHand:
             h = h + self.linear("walk_encoding", self.norm("walk_norm", graph.ndata["random_walk"].double()))
         e = self.embed("edge_embedding", graph.edata["feat"]) if model.edge_features != "none" else [0.0] * len(edges)
         sizes = graph.batch_num_nodes().tolist()
-        virtual = [torch.zeros(h.shape[1], dtype=torch.float64)] * len(sizes)
         for i in range(len(model.blocks)):
             q, k, v = (part.unflatten(1, (heads, -1)) for part in self.linear(f"blocks.{i}.qkv", h).chunk(3, dim=1))
             scale = 1 / math.sqrt(q.shape[2])
@@ -69,12 +68,6 @@ class ByHand:
             if model.edge_features == "stream" and i < len(model.blocks) - 1:
                 e = self.rest(f"edge_blocks.{i}", w.flatten(1), e)
             h = self.rest(f"blocks.{i}", attended.flatten(1), h)
-            if i < len(model.virtual_nodes):
-                parts = h.split(sizes)
-                virtual = torch.stack([each + part.mean(0) for each, part in zip(virtual, parts, strict=True)])
-                inner = self.linear(f"virtual_nodes.{i}.up", self.norm(f"virtual_nodes.{i}.norm", virtual)).relu()
-                virtual = virtual + self.linear(f"virtual_nodes.{i}.down", inner)
-                h = torch.cat([part + each for each, part in zip(virtual, parts, strict=True)])
         if model.task == "graph":
             h = torch.stack([part.mean(0) for part in h.split(sizes)])
         return self.linear(

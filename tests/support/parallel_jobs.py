@@ -45,8 +45,7 @@ from parallel import group as group_module
 from parallel.attention import PartAttention
 from parallel.capture import capture_together
 from parallel.collectives import gather_uneven, sum_in_rank_order
-from parallel.datasets import open_part
-from parallel.inputs import prepare_part
+from parallel.datasets import open_part, prepare_part
 from parallel.passes import SplitPasses
 from parallel.training import RankTrainer
 from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu

@@ -12,8 +12,7 @@ import data
 import fused3s
 from data.batches import GraphSet
 from fused3s import plan_attention
-from models import Execution, GraphTransformer, prepare_execution
-from models.fast import choose_dense
+from models import GraphTransformer, prepare_execution
 from models.inference.batches import eager_passes, replays, run_pass
 from models.padded_batches import PaddedBatches, padding_refused
 
@@ -137,7 +136,7 @@ def test_padded_batches_predict_what_the_whole_predicts(collection, task, codes)
     ranges, padded = padded_batches(loaded, model)
     padded.load(np.arange(8))
     again = CalledAgain(lambda: model(padded.inputs()), CPU)
-    execution = Execution(model, padded.inputs(), choose_dense(model, "plain"), again, "")
+    execution = dataclasses.replace(prepare_execution(model, padded.inputs, backend="reference"), captured=again)
     for _ in range(2):
         found, _ = logits_of_all(replays(ranges, padded, execution))
         torch.testing.assert_close(found, expected_of(model, loaded), atol=2e-5, rtol=0)

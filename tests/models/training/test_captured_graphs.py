@@ -135,7 +135,7 @@ RUNS = {
     "classes": Run("classes", {}, on_gpu=False),
     "targets": Run("targets", {}),
     "nodes": Run("nodes_of_graphs", {}),
-    "molecules": Run("molecules", MOLECULES | {"model__virtual_node": True}, "each"),
+    "molecules": Run("molecules", MOLECULES, "each"),
     "compiled": Run("molecules", MOLECULES | {"runtime__dense": "compiled"}, "each"),
     "samples": Run("nodes", SAMPLES | {"model__norm": "batch"}, on_gpu=False),
     **{f"samples, {kind}": Run("nodes", SAMPLES | {"model__kind": kind}) for kind in KINDS},

@@ -82,10 +82,10 @@ def test_damaged_and_foreign_files(nodes, make_config, best, tmp_path):
 
 def test_inference_takes_the_weights_that_are_named_or_fit(nodes, make_config, best, tmp_path, monkeypatch):
     config = Config.model_validate(make_config().model_dump() | {"model": {"checkpoint": str(best)}})
-    assert find_weights(config, nodes.meta).path == best
-    assert find_weights(make_config(model__checkpoint=None), nodes.meta).path is None
+    assert find_weights(config, nodes.meta)[0] == best
+    assert find_weights(make_config(model__checkpoint=None), nodes.meta)[0] is None
     monkeypatch.setattr("models.trained_weights.ROOT", tmp_path.parent)
     monkeypatch.setattr("models.trained_weights.SHIPPED", tmp_path)
-    assert find_weights(make_config(), nodes.meta).path == best
-    other = find_weights(make_config(model__dim=16), nodes.meta)
-    assert (other.path, other.reason[-29:]) == (None, "are of another model or graph")
+    assert find_weights(make_config(), nodes.meta)[0] == best
+    path, line = find_weights(make_config(model__dim=16), nodes.meta)
+    assert (path, line[-30:]) == (None, "are of another model or graph)")
