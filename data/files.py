@@ -12,7 +12,7 @@ stored entry is an edge, whatever its value.
                  row for each node), the three parts of a split and `graph_label`, whose type says what a model gets and
                  how it is scored: integers [B] are classes, -1 for unknown; integers [B, T] answers to T questions, 1
                  for yes, 0 for no, -1 for unknown (ROC-AUC); floats [B, T] targets of regression, NaN for a missing
-                 one (mean absolute error). With `feat` it may be larger than memory: see `data.mapped_collections`
+                 one (mean absolute error)
     .mtx         a square Matrix Market file in coordinate format
     .txt .csv .tsv   an edge list in its first two columns, plain or with .gz: integers between spaces, tabs, commas or
                  semicolons, as its first line has them; # comments; with or without a header line (without numbers).
@@ -40,8 +40,8 @@ import numpy as np
 
 from data.errors import DatasetMissingError
 from data.features import as_features, as_integers, check_classes, check_splits
-from data.graph import MAX_NODES, PARTS, CsrGraph, RawGraph, Target
-from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, fits, require_memory
+from data.graph import MAX_NODES, PARTS, RawGraph, Target
+from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
 from data.packed import join_graphs, rows_of
 from data.selection import Selection, refusal, renumbered
 
@@ -61,19 +61,17 @@ MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each t
 Arrays = Mapping[str, np.ndarray]
 
 
-def read_graph(path: str | Path, selection: Selection, mapped: Path | None = None) -> RawGraph | CsrGraph:
+def read_graph(path: str | Path, selection: Selection) -> RawGraph:
     """Read a graph file. Its suffix, and the arrays of an .npz, determine the format.
 
     Args:
         path: the file.
         selection: graphs to take from a collection of small graphs; files have no splits to choose.
-        mapped: folder for the CSR arrays of a collection that does not fit into memory; None refuses one.
 
     Raises:
         DatasetMissingError: the file does not exist.
         ValueError: the file is damaged, of an unknown format, or holds ids or sizes out of range.
         MemoryError: the graph would not fit.
-        OSError: the CSR arrays of a collection cannot be written.
     """
     path = Path(path)
     if not path.exists():
@@ -82,7 +80,7 @@ def read_graph(path: str | Path, selection: Selection, mapped: Path | None = Non
         raise ValueError(f"{path}: cannot be read: a folder, a pipe or a device; a graph file is needed")
     name = path.name.lower()
     if name.endswith(".npz"):
-        raw = _read_npz(path, selection, mapped)
+        raw = _read_npz(path, selection)
     elif name.endswith(".mtx"):
         raw = _of_matrix(path, _reading(path, _read_mtx))
     elif _text_ending(path):
@@ -278,7 +276,7 @@ def _of_matrix(path: Path, matrix: Any) -> RawGraph:
     return checked_graph(path, matrix.row.astype(np.int64), matrix.col.astype(np.int64), rows)
 
 
-def _read_npz(path: Path, selection: Selection, mapped: Path | None) -> RawGraph | CsrGraph:
+def _read_npz(path: Path, selection: Selection) -> RawGraph:
     names = set(_reading(path, _names))
     if "format" in names:
         return _of_matrix(path, _reading(path, _read_scipy))
@@ -288,7 +286,7 @@ def _read_npz(path: Path, selection: Selection, mapped: Path | None) -> RawGraph
                 text = "%s: the arrays %s are not read; those that are read besides %s: %s"
                 logger.warning(text, path, ", ".join(unread), ", ".join(needed), ", ".join(optional))
             known = names & {*needed, *optional}
-            return _one_graph(path, known) if needed is GRAPH else _collection(path, known, selection, mapped)
+            return _one_graph(path, known) if needed is GRAPH else _collection(path, known, selection)
     raise ValueError(
         f"{path}: holds the arrays {sorted(names)}; allowed are src_li, dst_li, num_nodes, or those of "
         "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
@@ -343,7 +341,7 @@ def _one_graph(path: Path, names: set[str]) -> RawGraph:
     return checked_graph(path, row, col, num_nodes, ndata=ndata, edata=edata, splits=_split(path, arrays, num_nodes))
 
 
-def _collection(path: Path, names: set[str], selection: Selection, mapped: Path | None) -> RawGraph | CsrGraph:
+def _collection(path: Path, names: set[str], selection: Selection) -> RawGraph:
     arrays = _arrays(path, names - {"u", "v", "feat"})
     sizes, edge_counts, count = arrays["node_counts"], arrays["edge_counts"], arrays["node_counts"].size
     if count == 0 or count != edge_counts.size:
@@ -363,17 +361,8 @@ def _collection(path: Path, names: set[str], selection: Selection, mapped: Path 
         "graph_ids": picked,
         "collection_size": count,
     }
-    origin = selection.described(str(path))
-    from data.mapped_collections import loading_bytes, mapped_csr  # on use: of collections alone
-
-    needed = loading_bytes(path, int(sizes[picked].sum()), int(edge_counts[picked].sum()))
-    if mapped and "feat" in names and not fits(needed):
-        if selection.order != "dataset":
-            raise MemoryError(
-                f"{path}: about {needed / 2**30:.1f} GiB needed; a collection that does not fit into memory is read "
-                f"with order='dataset' only, and got {selection.order!r}"
-            )
-        return mapped_csr(path, origin, sizes, edge_counts, picked.size, mapped, about)
+    needed = int(sizes[picked].sum()) * LOADING_BYTES_PER_NODE
+    needed += 2 * int(edge_counts[picked].sum()) * LOADING_BYTES_PER_EDGE
     require_memory(f"{path}: {picked.size:,} graphs", needed)
     ends = _arrays(path, ("u", "v"))
     if not edge_counts.sum() == ends["u"].size == ends["v"].size:
@@ -385,7 +374,7 @@ def _collection(path: Path, names: set[str], selection: Selection, mapped: Path 
     if "feat" in names:
         feat = as_features(path, "feat", _arrays(path, ("feat",))["feat"], int(sizes.sum()))[rows_of(picked, sizes)]
     pairs = np.stack([ends["u"], ends["v"]], 1)[rows_of(picked, edge_counts)]
-    return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, origin, **about)
+    return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, selection.described(str(path)), **about)
 
 
 def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarray, Target]:

@@ -84,9 +84,7 @@ def load(
     Returns:
         The graph as CSR tensors on the CPU, each edge once, int32 ids (int64 from 2^31 edges on), and as a DGLGraph
         where `graph` is asked for. `node_data["feat"]` is float32 [N, F] or int64 [N, C], `node_data["label"]` int64
-        [N] where known, [N, C] if a node has several. A file's collection of small graphs with features that does not
-        fit into memory is converted once, below `root`/mapped; edges and features are then tensors over those files,
-        which must not be written to, and sizes, labels and splits are in memory.
+        [N] where known, [N, C] if a node has several. Features of IGB and ogbn-papers100M are mapped from their files.
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
@@ -94,7 +92,6 @@ def load(
             one whose keys are other nodes than its queries; the text names it and the allowed values.
         TypeError: batch_size or seed is no integer, root or path no path.
         MemoryError: the graph would not fit.
-        OSError: there is no room on disk for a collection that does not fit into memory.
     """
     chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed}
     found_in, raw = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
@@ -129,14 +126,14 @@ def find_graph(
         raise ValueError(f"path: got {str(path)!r} with source={source!r}; a path goes with source 'file' or 'auto'")
     selection = Selection(**choice, name=name)
     root, path = Path(root), None if path is None else Path(path)
-    local, mapped = root / f"{name}.npz", root / "mapped"
+    local = root / f"{name}.npz"
     if path is not None and name in names() and path.name.partition(".")[0] != name:
         text = "%s: read under the name of a registered data set, %s, which results carry; give it a name of its own "
         logger.warning(text + "(name, data.name in a configuration)", path, name)
     if path is not None or source == "file":
-        return "file", read_graph(path or local, selection, mapped)
+        return "file", read_graph(path or local, selection)
     if source == "auto" and name not in names() and local.is_file():
-        return "file", read_graph(local, selection, mapped)
+        return "file", read_graph(local, selection)
     entry = info(name)
     if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
         raise ValueError(wrong)
@@ -150,7 +147,7 @@ def find_graph(
         entry.official.verify(root)
         return "official", entry.official.load(root, selection)
     if source == "auto" and local.is_file():
-        return "file", read_graph(local, selection, mapped)
+        return "file", read_graph(local, selection)
     if entry.embedded is not None:
         return "official", entry.embedded.load(root, selection)
     try:
