@@ -82,7 +82,8 @@ class GraphSet:
     """A collection, packed: `GraphSet(data.load(name, batch_size=None))`.
 
     The arrays are kept on a GPU if they fit into half of its free memory: a batch is then a few small kernels. Else
-    they stay in host memory, and a batch is copied from there without waiting for the copy. Codes take the smallest type that holds them: all of ogbg-molhiv takes 45 MB.
+    they stay in host memory, and a batch is copied from there without waiting for the copy. Codes take the smallest
+    type that holds them: all of ogbg-molhiv takes 45 MB.
 
     Args:
         device: of the batches; None for the CPU.

@@ -84,7 +84,7 @@ def load(
     Returns:
         The graph as CSR tensors on the CPU, each edge once, int32 ids (int64 from 2^31 edges on), and as a DGLGraph
         where `graph` is asked for. `node_data["feat"]` is float32 [N, F] or int64 [N, C], `node_data["label"]` int64
-        [N] where known, [N, C] if a node has several. Features of IGB and ogbn-papers100M are mapped from their files.
+        [N] where known, [N, C] if a node has several. Features of IGB and papers100M are mapped from files.
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
