@@ -16,8 +16,7 @@ from bench.sparse_formats import count_bcsr_blocks, count_vectors, formula_bits,
 from common.csv_files import AS_TEXT, read_table
 from common.records import NOT_BUILT, NOT_PUBLISHED, Provenance
 from data.atomic import replacing
-from data.canonical import to_csr
-from data.graph import CsrGraph, RawGraph
+from data.graph import CsrGraph
 from data.registry import Dataset, names
 
 TableRow = dict[str, str]
@@ -56,9 +55,8 @@ class MeasuredGraph:
     deciles: list[tuple[int, int]]
 
 
-def measure(raw: RawGraph | CsrGraph) -> MeasuredGraph:
+def measure(graph: CsrGraph) -> MeasuredGraph:
     """Count the blocks of a graph."""
-    graph = to_csr(raw)
     bsb = BSB.from_csr(graph.indptr, graph.col)
     stats = bsb.stats()
     figures = {"nodes": graph.num_nodes} | {key: stats[key] for key in TARGETS if key in stats}

@@ -38,9 +38,10 @@ from typing import Any
 
 import numpy as np
 
+from data.canonical import checked_graph
 from data.errors import DatasetMissingError
 from data.features import as_features, as_integers, check_classes, check_splits
-from data.graph import MAX_NODES, PARTS, RawGraph, Target
+from data.graph import MAX_NODES, PARTS, CsrGraph, Target
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
 from data.packed import join_graphs, rows_of
 from data.selection import Selection, refusal, renumbered
@@ -61,7 +62,7 @@ MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each t
 Arrays = Mapping[str, np.ndarray]
 
 
-def read_graph(path: str | Path, selection: Selection) -> RawGraph:
+def read_graph(path: str | Path, selection: Selection) -> CsrGraph:
     """Read a graph file. Its suffix, and the arrays of an .npz, determine the format.
 
     Args:
@@ -85,7 +86,7 @@ def read_graph(path: str | Path, selection: Selection) -> RawGraph:
         raw = _of_matrix(path, _reading(path, _read_mtx))
     elif _text_ending(path):
         table = nodes_table(path)
-        raw = _with_table(path, table, read_pairs(path)) if table else _ranked(path, read_pairs(path))
+        raw = _with_table(path, table, read_pairs(path)) if table else ranked_graph(path, read_pairs(path))
     else:
         raise ValueError(f"{path}: unknown format; allowed endings are .npz, .mtx, {', '.join(TEXT)}")
     why = f"{path} holds {'one graph' if raw.graph_sizes is None else 'no splits'}"
@@ -193,7 +194,7 @@ def _check_lines(path: Path, separator: str, has_header: bool, ends: list[int]) 
             )
 
 
-def _with_table(path: Path, table: Path, pairs: np.ndarray) -> RawGraph:
+def _with_table(path: Path, table: Path, pairs: np.ndarray) -> CsrGraph:
     """The graph of edges and of the nodes in a table, with their features, labels and split."""
     import pandas as pd
 
@@ -234,17 +235,16 @@ def _with_table(path: Path, table: Path, pairs: np.ndarray) -> RawGraph:
         for name, column in zip(names, numbers.T, strict=True):
             refuse(~np.isfinite(column), name, "a feature is a finite number")
         ndata["feat"] = numbers[order]
-    row, col = np.ascontiguousarray(place.T, dtype=np.int64)
-    return checked_graph(path, row, col, ids.size, ndata=ndata, splits=splits)
+    return checked_graph(path, *place.T, ids.size, ndata=ndata, splits=splits)
 
 
-def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
+def ranked_graph(path: Path, pairs: np.ndarray, both_directions: bool = False) -> CsrGraph:
     """The graph of edges with any ids: an id becomes its rank among all ids of the file."""
     ids, rank = np.unique(pairs, return_inverse=True)
     if ids[-1] != ids.size - 1:
         logger.info("%s: node ids have gaps; a node is now the rank of its id (0 to %d)", path, ids.size - 1)
-    row, col = np.ascontiguousarray(rank.reshape(pairs.shape).T, dtype=np.int64)
-    return checked_graph(path, row, col, ids.size, ndata={"id": ids} if ids[-1] != ids.size - 1 else {})
+    ndata = {"id": ids} if ids[-1] != ids.size - 1 else {}
+    return checked_graph(path, *rank.reshape(pairs.shape).T, ids.size, both_directions=both_directions, ndata=ndata)
 
 
 def _read_mtx(path: Path) -> Any:
@@ -269,14 +269,14 @@ def _read_scipy(path: Path) -> Any:
     return matrix.tocoo()
 
 
-def _of_matrix(path: Path, matrix: Any) -> RawGraph:
+def _of_matrix(path: Path, matrix: Any) -> CsrGraph:
     rows, columns = matrix.shape
     if rows != columns:
         raise ValueError(f"{path}: the matrix is {rows} x {columns}; a graph needs a square one")
     return checked_graph(path, matrix.row.astype(np.int64), matrix.col.astype(np.int64), rows)
 
 
-def _read_npz(path: Path, selection: Selection) -> RawGraph:
+def _read_npz(path: Path, selection: Selection) -> CsrGraph:
     names = set(_reading(path, _names))
     if "format" in names:
         return _of_matrix(path, _reading(path, _read_scipy))
@@ -323,7 +323,7 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
     return arrays
 
 
-def _one_graph(path: Path, names: set[str]) -> RawGraph:
+def _one_graph(path: Path, names: set[str]) -> CsrGraph:
     arrays = _arrays(path, names)
     row, col, num_nodes = arrays["src_li"], arrays["dst_li"], int(arrays["num_nodes"])
     if row.size != col.size:
@@ -341,7 +341,7 @@ def _one_graph(path: Path, names: set[str]) -> RawGraph:
     return checked_graph(path, row, col, num_nodes, ndata=ndata, edata=edata, splits=_split(path, arrays, num_nodes))
 
 
-def _collection(path: Path, names: set[str], selection: Selection) -> RawGraph:
+def _collection(path: Path, names: set[str], selection: Selection) -> CsrGraph:
     arrays = _arrays(path, names - {"u", "v", "feat"})
     sizes, edge_counts, count = arrays["node_counts"], arrays["edge_counts"], arrays["node_counts"].size
     if count == 0 or count != edge_counts.size:
@@ -417,26 +417,3 @@ def _split(path: Path, arrays: Arrays, count: int) -> dict[str, np.ndarray] | No
     splits = {part: arrays[name] for part, name in zip(PARTS, SPLIT, strict=True)}
     check_splits(path, splits, count, "{}_ids")
     return {part: np.sort(ids) for part, ids in splits.items()}
-
-
-def checked_graph(place: Path, row: np.ndarray, col: np.ndarray, num_nodes: int, **contents: Any) -> RawGraph:
-    """The graph of edges [E] int64, after a check of its ids and size.
-
-    Args:
-        place: the file or folder, for messages, and the origin unless `contents` has one.
-        contents: further fields of `RawGraph`.
-
-    Raises:
-        ValueError: an edge has an end outside 0 .. num_nodes - 1, or there are too many nodes or none.
-        MemoryError: the graph would not fit.
-    """
-    if not 1 <= num_nodes <= MAX_NODES:
-        raise ValueError(f"{place}: num_nodes is {num_nodes}; 1 to {MAX_NODES} are allowed")
-    for end, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
-        outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
-        if outside.size:
-            at = outside[0]
-            raise ValueError(f"{place}: edge {at} has the {end} {ids[at]}; allowed are 0 to {num_nodes - 1}")
-    needed = num_nodes * LOADING_BYTES_PER_NODE + row.size * LOADING_BYTES_PER_EDGE
-    require_memory(f"{place}: num_nodes is {num_nodes:,}, with {row.size:,} edges", needed)
-    return RawGraph(row, col, num_nodes, contents.pop("origin", str(place)), **contents)

@@ -3,13 +3,12 @@
 import logging
 import os
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from data.canonical import to_csr, with_self_loops
+from data.canonical import with_self_loops
 from data.errors import DatasetMissingError, DownloadError, RectangularGraphError
 from data.features import (
     check_classes,
@@ -22,7 +21,7 @@ from data.features import (
     require_feature_memory,
 )
 from data.files import read_graph
-from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
+from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, Source, to_tensor
 from data.memory import fits
 from data.registry import Dataset, info, names
 from data.selection import Order, Selection, Split, refusal
@@ -94,13 +93,13 @@ def load(
         MemoryError: the graph would not fit.
     """
     chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed}
-    found_in, raw = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
+    found_in, graph = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
     if self_loops:
         if edge_features:
             raise ValueError("self_loops: got True with edge_features=True; self-loops have no features")
-        raw = with_self_loops(raw)
+        graph = with_self_loops(graph)
     return _finish(
-        name, info(name) if name in names() else None, found_in, raw, seed, features, edge_features, random_walk
+        name, info(name) if name in names() else None, found_in, graph, seed, features, edge_features, random_walk
     )
 
 
@@ -112,8 +111,8 @@ def find_graph(
     path: str | os.PathLike[str] | None = None,
     features: bool = False,
     **choice: Any,
-) -> tuple[Source, RawGraph | CsrGraph]:
-    """First step of `load`: the source that has the graph, and its edges, possibly with duplicates.
+) -> tuple[Source, CsrGraph]:
+    """First step of `load`: the source that has the graph, and its edges.
 
     Arguments and errors are those of `load`, `choice` are batch_size, order, split and seed. `features`: a surrogate
     whose random features would not fit is refused before it is generated.
@@ -165,7 +164,7 @@ def find_graph(
     return "official", entry.official.load(root, selection)
 
 
-def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool) -> RawGraph | CsrGraph:
+def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool) -> CsrGraph:
     from data.synthetic.generate import expected_size, surrogate  # on use: most runs are of real graphs
 
     batch_size = selection.batch_size or 1
@@ -192,18 +191,18 @@ def _finish(
     name: str,
     entry: Dataset | None,
     source: Source,
-    raw: RawGraph | CsrGraph,
+    csr: CsrGraph,
     seed: int,
     features: bool,
     edge_features: bool,
     random_walk: int,
 ) -> LoadedGraph:
-    """Make edges canonical, add features if the source has none, and describe the graph."""
-    original = "feat" in raw.ndata
+    """Check the contents, add features if the source has none, and describe the graph."""
+    original = "feat" in csr.ndata
     cardinalities = entry.feature_cardinalities if entry else None
     feature_dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
     if original:
-        feat, owner = raw.ndata["feat"], f"{name} ({raw.origin})"
+        feat, owner = csr.ndata["feat"], f"{name} ({csr.origin})"
         if source == "official":
             check_kind(owner, "node features", feat, cardinalities)
         feature_dim, cardinalities = feat.shape[1], cardinalities if feat.dtype.kind == "i" else None
@@ -212,24 +211,23 @@ def _finish(
         elif source == "official" and (not isinstance(feat, np.memmap) or (features and fits(feat.nbytes))):
             check_finite(owner, "feat", feat)  # of a mapped file, which this reads, only where memory keeps it
     elif features:
-        require_feature_memory(raw.origin, raw.num_nodes, feature_dim, cardinalities)
-    if entry and "label" in raw.ndata and raw.ndata["label"].ndim == 1:
-        check_classes(f"{name} ({raw.origin})", raw.ndata["label"], entry.num_classes)
-    if raw.graph_labels is not None and (entry is None or entry.task == "graph"):
-        metric, classes = (entry.metric, entry.num_classes) if entry else raw.target
+        require_feature_memory(csr.origin, csr.num_nodes, feature_dim, cardinalities)
+    if entry and "label" in csr.ndata and csr.ndata["label"].ndim == 1:
+        check_classes(f"{name} ({csr.origin})", csr.ndata["label"], entry.num_classes)
+    if csr.graph_labels is not None and (entry is None or entry.task == "graph"):
+        metric, classes = (entry.metric, entry.num_classes) if entry else csr.target
         if metric is None:
             raise ValueError(
-                f"{name} ({raw.origin}): graph_label holds neither answers, integers of 1, 0, and -1 for unknown, nor "
+                f"{name} ({csr.origin}): graph_label holds neither answers, integers of 1, 0, and -1 for unknown, nor "
                 "targets, floats that are not all 0 or 1"
             )
-        check_targets(f"{name} ({raw.origin})", raw.graph_labels, classes, metric)
+        check_targets(f"{name} ({csr.origin})", csr.graph_labels, classes, metric)
 
-    if raw.splits is not None:
-        of_nodes = raw.graph_sizes is None or (entry and entry.task == "node")
-        rows = raw.num_nodes if of_nodes else len(raw.graph_sizes)
-        check_splits(f"{name} ({raw.origin})", raw.splits, rows)
+    if csr.splits is not None:
+        of_nodes = csr.graph_sizes is None or (entry and entry.task == "node")
+        rows = csr.num_nodes if of_nodes else len(csr.graph_sizes)
+        check_splits(f"{name} ({csr.origin})", csr.splits, rows)
 
-    csr = to_csr(raw if edge_features else replace(raw, edata={}))  # unread features need not be sorted
     if features and csr.num_keys is not None:
         raise RectangularGraphError(
             f"{name}: its keys are other nodes than its queries, and models need one set of nodes; features=False "

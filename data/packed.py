@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.graph import RawGraph
+from data.canonical import checked_graph
+from data.graph import CsrGraph
 from data.selection import PART_OF
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def join_graphs(
     *,
     both_directions: bool = True,
     **contents: Any,
-) -> RawGraph:
+) -> CsrGraph:
     """The block-diagonal graph of a collection.
 
     Args:
@@ -46,7 +47,7 @@ def join_graphs(
         feat: [N, C] of all nodes, or None.
         edge_feat: [E, C] of the listed edges, or None.
         both_directions: whether A gets both directions of each listed edge.
-        contents: further fields of `RawGraph`.
+        contents: further fields of `CsrGraph`.
 
     Raises:
         ValueError: an edge has an end that its graph does not have.
@@ -56,13 +57,9 @@ def join_graphs(
     if bad.size:
         raise ValueError(f"{origin}: edge {ends[bad[0]].tolist()} in a graph of {limit[bad[0]]} nodes (ids from 0)")
     row, col = ends.T + np.repeat(np.cumsum(sizes) - sizes, edge_counts)
-    if both_directions:
-        row, col = np.concatenate([row, col]), np.concatenate([col, row])
-        edge_feat = None if edge_feat is None else np.concatenate([edge_feat, edge_feat])
-    ndata = {} if feat is None else {"feat": feat}
-    edata = {} if edge_feat is None else {"feat": edge_feat}
-    found = {"graph_sizes": sizes, "ndata": ndata, "edata": edata} | contents
-    return RawGraph(row, col, int(sizes.sum()), origin, **found)
+    found = {"ndata": {} if feat is None else {"feat": feat}, "edata": {} if edge_feat is None else {"feat": edge_feat}}
+    found |= {"graph_sizes": sizes, "origin": origin} | contents
+    return checked_graph(origin, row, col, int(sizes.sum()), both_directions=both_directions, **found)
 
 
 def compact(values: "torch.Tensor") -> "torch.Tensor":

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import numpy as np
 import yaml
 
-from data.graph import GraphSpec, Metric, Task
+from data.graph import CsrGraph, Metric, Task
 from data.sources.base import OfficialSource
-
-if TYPE_CHECKING:
-    from data.synthetic.generate import Generator
 
 TABLE = Path(__file__).with_name("datasets.yaml")
 # Classes by their modules, which are imported when an entry that names one is asked for.
@@ -39,6 +37,12 @@ GENERATORS = {
 WINDOWS = {"data.synthetic.windows": ("Deciles", "LogNormal")}
 
 
+class Generator(Protocol):
+    """Makes a synthetic graph of a given size. One seed gives one graph, on NumPy and on CuPy (`xp`)."""
+
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph: ...
+
+
 @dataclass(frozen=True)
 class Published:
     """Block statistics (blocks of 16 x 8) from the paper or its artefacts; None where they state none.
@@ -60,10 +64,14 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(GraphSpec):
-    """One data set.
+class Dataset:
+    """One data set. Nodes and edges of a collection of small graphs are those of its first `num_graphs`.
 
     Attributes:
+        name: registered name.
+        num_nodes: nodes; nnz: directed edges, nnz(A).
+        num_graphs: graphs that `num_nodes` and `nnz` count; None for a single graph.
+        symmetric: whether A is symmetric.
         task: "node" or "graph".
         num_classes: size of a model's output.
         feature_dim: columns of the node features; of random ones where the set has none.
@@ -84,8 +92,12 @@ class Dataset(GraphSpec):
             which a pass takes seconds on a CPU.
     """
 
-    task: Task = "node"
+    name: str
+    num_nodes: int
+    nnz: int
+    num_graphs: int | None = None
     symmetric: bool = True
+    task: Task = "node"
     num_classes: int = 2
     feature_dim: int = 128
     homepage: str
@@ -105,7 +117,7 @@ class Dataset(GraphSpec):
     repeats: int = 20
 
     @cached_property
-    def synthetic(self) -> "Generator":
+    def synthetic(self) -> Generator:
         """The generator of the surrogate."""
         arguments = dict(self.surrogate)
         if "deciles" in arguments:

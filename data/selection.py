@@ -14,7 +14,7 @@ Order = Literal["dataset", "random"]
 Split = Literal["train", "val", "test"]
 ORDERS: tuple[str, ...] = get_args(Order)
 SPLITS: tuple[str, ...] = get_args(Split)
-PART_OF: dict[str, str] = {"train": "train", "val": "valid", "test": "test"}  # key of a split in `RawGraph.splits`
+PART_OF: dict[str, str] = {"train": "train", "val": "valid", "test": "test"}  # key of a split in `CsrGraph.splits`
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from common.places import check_folder
 from common.provenance import provenance
 from common.records import NOT_PUBLISHED
 from data.atomic import replacing
-from data.canonical import to_csr
 from data.errors import RectangularGraphError
 from data.graph import dgl_graph, to_tensor
 from data.loader import find_graph
@@ -147,8 +146,7 @@ def stats(
 def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, out: Path) -> tuple[str, int]:
     """Measure one set and merge it into the tables; return its source, and how many figures of a surrogate are off."""
     entry, times = data.info(name), [time.perf_counter()]
-    found_in, raw = find_graph(name, root=root, source=source, path=path, seed=seed)
-    csr = to_csr(raw)
+    found_in, csr = find_graph(name, root=root, source=source, path=path, seed=seed)
     if csr.num_keys is not None:
         raise RectangularGraphError(f"{name}: its keys are other nodes than its queries, and the tables are of one set")
     times.append(time.perf_counter())

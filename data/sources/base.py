@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.download import fetch
-from data.graph import CsrGraph, RawGraph
+from data.graph import CsrGraph
 from data.selection import Selection
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class OfficialSource(ABC):
         """The files that `load` reads, in the official layout below `root`."""
 
     @abstractmethod
-    def load(self, root: Path, selection: Selection) -> RawGraph | CsrGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         """The graph, or the batch that `selection` chooses (single graphs ignore it).
 
         Raises:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data.canonical import csr_hash
 from data.graph import CsrGraph
 from data.packed import consecutive, rows_of
 from data.selection import PART_OF, Selection, renumbered
@@ -75,7 +74,6 @@ class BlockModels(OfficialSource):
         return CsrGraph(
             indptr,
             col,
-            csr_hash(indptr, col),
             selection.described(f"stochastic block models of seed {self.seed}"),
             graph_sizes=sizes,
             ndata={"feat": np.concatenate(features)[:, None], "label": np.concatenate(labels)},

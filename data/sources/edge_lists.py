@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import checked_graph, read_graph, read_pairs
-from data.graph import RawGraph
+from data.canonical import checked_graph
+from data.files import ranked_graph, read_graph, read_pairs
+from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 
@@ -34,17 +35,16 @@ class EdgeList(OfficialSource):
     def files(self, root: Path) -> Sequence[Remote]:
         return [Remote(self.url, root / self.file, self.member)]
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         path = root / self.file
-        if self.keeps_ids:
-            row, col = np.ascontiguousarray(read_pairs(path).T)
-            raw = checked_graph(path, row, col, int(max(row.max(), col.max())) + 1)
+        if path.suffix == ".mtx":
+            graph = read_graph(path, selection)
+        elif self.keeps_ids:
+            pairs = read_pairs(path)
+            graph = checked_graph(path, *pairs.T, int(pairs.max()) + 1)
         else:
-            raw = read_graph(path, selection)
-        row, col = raw.row, raw.col
-        if self.both_directions:
-            row, col = np.concatenate([row, col]), np.concatenate([col, row])
-        return replace(raw, row=row, col=col, origin=self.url)
+            graph = ranked_graph(path, read_pairs(path), self.both_directions)
+        return replace(graph, origin=self.url)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Facebook100(OfficialSource):
     def files(self, root: Path) -> Sequence[Remote]:
         return [Remote(self.url, root / "facebook100" / self.url.rpartition("/")[2])]
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         import scipy.io
 
         (remote,) = self.files(root)

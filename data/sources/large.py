@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from data.atomic import made_once
+from data.canonical import checked_graph
 from data.errors import DatasetMissingError
 from data.features import as_integers
-from data.files import checked_graph
-from data.graph import PARTS, RawGraph
+from data.graph import PARTS, CsrGraph
 from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
@@ -52,7 +52,7 @@ class Igb(OfficialSource):
             )
         super().fetch(root)
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         folder = root / self.size / "processed"
         place = folder / "paper__cites__paper" / "edge_index.npy"
         with reading(folder):
@@ -80,7 +80,7 @@ class Papers100M(OfficialSource):
         about = ogb_table("nodeproppred", "ogbn-papers100M")
         return [Remote(about["url"], root / "ogbn_papers100M", about["download_name"])]
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         import pandas as pd
 
         (remote,) = self.files(root)
@@ -99,7 +99,7 @@ class Papers100M(OfficialSource):
 
 def _graph(
     place: Path, edges: np.ndarray, origin: str, ndata: dict[str, Any], splits: dict[str, np.ndarray] | None
-) -> RawGraph:
+) -> CsrGraph:
     """The graph of mapped edges [2, E], which are read now; its features stay mapped."""
     require_memory(f"{place}: its edges", edges.shape[1] * LOADING_BYTES_PER_EDGE)
     row, col = (np.array(ids, dtype=np.int64) for ids in edges)

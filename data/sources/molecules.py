@@ -15,7 +15,7 @@ import numpy as np
 
 from data.atomic import made_once
 from data.features import as_integers
-from data.graph import PARTS, RawGraph
+from data.graph import PARTS, CsrGraph
 from data.packed import join_graphs, rows_of
 from data.selection import Selection, renumbered
 from data.sources.base import OfficialSource, Remote, reading
@@ -62,7 +62,7 @@ class SmilesTable(OfficialSource):
             places.append(Path(found.origin).with_name(Path(self.file).name))
         return next((place for place in places if place.is_file()), None)
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         kept = self.kept(root)
         if not kept.is_file():
             with made_once(kept) as unfinished:
@@ -134,7 +134,7 @@ class OgbMolecules(OgbGraphs):
     def is_present(self, root: Path) -> bool:
         return super().is_present(root) or SmilesTable(**self.table).is_present(root)
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         if super().is_present(root):
             return super().load(root, selection)
         return SmilesTable(**self.table).load(root, selection)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import checked_graph
-from data.graph import RawGraph
+from data.canonical import checked_graph
+from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources import pickles
 from data.sources.base import OfficialSource, Remote, reading
@@ -50,7 +50,7 @@ class Planetoid(OfficialSource):
             found.append(Remote(url, root / "planetoid" / name, known_hash=f"sha256:{known}" if known else ""))
         return found
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         folder = SHIPPED / self.shipped if self.shipped else root / "planetoid"
         with reading(folder):
             *pickled, index = [folder / f"ind.{self.name}.{part}" for part in FILES]

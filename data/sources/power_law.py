@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data.canonical import csr_hash
 from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote
@@ -46,7 +45,7 @@ class PowerLaw(OfficialSource):
         indptr = np.searchsorted(query, np.arange(nodes + 1)).astype(np.int32)
         col = key.astype(np.int32)
         rule = f"power law of degrees, {nodes:,} nodes, {self.num_edges:,} edges"
-        return CsrGraph(indptr, col, csr_hash(indptr, col), rule)
+        return CsrGraph(indptr, col, rule)
 
 
 def _merged(rng: np.random.Generator, place: np.ndarray) -> np.ndarray:

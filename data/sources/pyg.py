@@ -17,11 +17,10 @@ import numpy as np
 from filelock import FileLock
 
 from data.atomic import made_once
-from data.canonical import canonical_edges
+from data.canonical import canonical_edges, checked_graph
 from data.download import download
 from data.features import as_integers
-from data.files import checked_graph
-from data.graph import PARTS, RawGraph
+from data.graph import PARTS, CsrGraph
 from data.packed import consecutive, join_graphs, rows_of
 from data.selection import Selection, Split, renumbered
 from data.sources import pickles
@@ -96,7 +95,7 @@ class PygGraph(PygDataset):
     def options(self) -> dict[str, Any]:
         return {"pre_transform": self.prepared}
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         with reading(self.folder(root)):
             data, _ = _mapped(self.open(root).processed_paths[0])
             return self._raw(root, data, _split_of_masks(data))
@@ -122,7 +121,7 @@ class PygGraph(PygDataset):
         data.edge_index = torch.from_numpy(np.stack([row, col]))
         return data
 
-    def _raw(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray] | None) -> RawGraph:
+    def _raw(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray] | None) -> CsrGraph:
         row, col = data["edge_index"].numpy()
         label = as_integers("the label", data["y"].squeeze(-1).nan_to_num(-1).numpy())
         ndata = {"feat": data["x"].float().numpy(), "label": label}
@@ -145,7 +144,7 @@ class PygCollection(PygDataset):
     task: str = "graph"
     key_first: bool = False
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         several = len(self.splits) > 1  # all graphs of a set of two splits are those two
         splits = self.splits if several and not selection.split else selection.split_or(self.splits)
         folder = self.folder(root)
@@ -160,8 +159,8 @@ class PygCollection(PygDataset):
 
     def _batch(
         self, root: Path, selection: Selection, stored: Sequence[Stored], picked: np.ndarray, **about: Any
-    ) -> RawGraph:
-        """The picked graphs. `about` has the splits by graph, and further fields of `RawGraph`."""
+    ) -> CsrGraph:
+        """The picked graphs. `about` has the splits by graph, and further fields of the graph."""
         with reading(self.folder(root)):
             graphs = _Picked(stored, picked)
             ends, sizes = graphs.rows("edge_index").astype(np.int64), graphs.sizes
@@ -215,7 +214,7 @@ class OgbNodes(_Ogb, PygGraph):
 
     kind, loader = "nodeproppred", "PygNodePropPredDataset"
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         with reading(self.folder(root)):
             dataset = self.open(root)
             splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
@@ -229,7 +228,7 @@ class OgbGraphs(_Ogb, PygCollection):
 
     kind, loader = "graphproppred", "PygGraphPropPredDataset"
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         folder = self.folder(root)
         with reading(folder):
             dataset = self.open(root)

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from data.atomic import made_once
-from data.canonical import csr_hash
 from data.errors import DatasetMissingError
 from data.graph import CsrGraph
 from data.memory import require_memory
@@ -88,7 +87,6 @@ class Qm9(OfficialSource):
         return CsrGraph(
             indptr,
             col,
-            csr_hash(indptr, col),
             selection.described(URL),
             graph_sizes=sizes,
             ndata={"feat": np.stack([element, np.repeat(sizes, sizes)], 1)},

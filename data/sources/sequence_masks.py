@@ -37,7 +37,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.graph import RawGraph
+from data.canonical import to_csr
+from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote
 
@@ -64,8 +65,8 @@ class SequenceMask(OfficialSource):
     def files(self, root: Path) -> Sequence[Remote]:
         return ()
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
-        return RawGraph(*self.edges(), self.num_tokens, self.rule)
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
+        return to_csr(*self.edges(), self.num_tokens, self.rule)
 
 
 @dataclass(frozen=True)

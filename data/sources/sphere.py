@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data.canonical import csr_hash
 from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote
@@ -68,7 +67,7 @@ class Sphere(OfficialSource):
         indptr = np.concatenate([[0], *counts]).cumsum().astype(np.int32)
         col = np.concatenate(cols)
         num_keys = None if self.keys is None else self.keys[0] * self.keys[1]
-        return CsrGraph(indptr, col, csr_hash(indptr, col), self.rule, num_keys=num_keys)
+        return CsrGraph(indptr, col, self.rule, num_keys=num_keys)
 
     @property
     def rule(self) -> str:

@@ -11,14 +11,17 @@ and the rest is integer sorts and gathers.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.canonical import distinct
-from data.graph import GraphSpec, RawGraph
+from data.canonical import distinct, to_csr
+from data.graph import CsrGraph
 from data.synthetic.random import random_bits, shuffled
 from data.synthetic.windows import Deciles, LogNormal
+
+if TYPE_CHECKING:
+    from data.registry import Dataset
 
 WINDOW = 16  # rows of a row window
 TCB_COLUMNS = 8
@@ -53,7 +56,7 @@ class WindowedGraph:
     column_sigma: float = 0.8
     self_loops: int = 0
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
         """A graph with the spec's nodes and its nnz to within 1 %; exactly symmetric if the spec is."""
         num_nodes = spec.num_nodes
         rng = np.random.default_rng(seed)
@@ -71,7 +74,7 @@ class WindowedGraph:
         keys -= row * num_nodes  # in place, since these are the largest arrays of the process
         if xp is not np:
             row, keys = xp.asnumpy(row), xp.asnumpy(keys)
-        return RawGraph(row, keys, num_nodes, "block model fitted to the paper's statistics")
+        return to_csr(row, keys, num_nodes, "block model fitted to the paper's statistics")
 
     def _row_degrees(self, num_nodes: int, num_edges: int, rng: np.random.Generator) -> np.ndarray:
         """[N] int64 with the sum `num_edges`."""

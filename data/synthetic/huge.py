@@ -14,14 +14,16 @@ give the same graph, in chunks of any size.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.canonical import csr_hash
-from data.graph import CsrGraph, GraphSpec
+from data.graph import CsrGraph
 from data.synthetic.graph import apportion
 from data.synthetic.random import random_bits_at
+
+if TYPE_CHECKING:
+    from data.registry import Dataset
 
 CHUNK_EDGES = {"numpy": 1 << 20, "cupy": 1 << 24}  # in the caches of a CPU; enough for a whole GPU
 BYTES_PER_CHUNK_EDGE = 96  # at most ten int64 arrays at a time, and some bool ones
@@ -43,15 +45,15 @@ class HugeGraph:
     local_share: float = 0.25
     reach: int = 4096
 
-    def host_bytes(self, spec: GraphSpec) -> int:
+    def host_bytes(self, spec: "Dataset") -> int:
         """Peak of the arrays in host memory: the CSR arrays, a chunk, and six float64 numbers per node for degrees."""
         return 4 * (spec.nnz + spec.num_nodes) + 48 * spec.num_nodes + self.chunk_bytes(spec)
 
-    def chunk_bytes(self, spec: GraphSpec) -> int:
+    def chunk_bytes(self, spec: "Dataset") -> int:
         """Peak of the arrays of one chunk, on the device that makes it."""
         return BYTES_PER_CHUNK_EDGE * min(spec.nnz, max(CHUNK_EDGES.values()))
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
         """A graph with exactly the spec's nodes and edges.
 
         Raises:
@@ -80,7 +82,7 @@ class HugeGraph:
             f"log-normal degrees (sigma {self.row_sigma:g}), {self.local_share:.0%} of the edges within {self.reach} "
             "nodes, the others uniform; nodes and edges only"
         )
-        return CsrGraph(indptr, col, csr_hash(indptr, col), origin)
+        return CsrGraph(indptr, col, origin)
 
     def _degrees(self, num_nodes: int, num_edges: int, seed: int) -> np.ndarray:
         """[N] int64 with the sum `num_edges`."""

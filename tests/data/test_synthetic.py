@@ -211,7 +211,7 @@ def test_gpu_makes_the_same_graph(name):
     entry = data.info(name)
     ours, theirs = (entry.synthetic.generate(entry, 1, 7, xp) for xp in (np, cupy))
     for a, b in ((ours.row, theirs.row), (ours.col, theirs.col)):
-        assert a.dtype == b.dtype == np.int64
+        assert a.dtype == b.dtype == np.int32
         assert np.array_equal(a, b)
 
 
