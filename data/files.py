@@ -43,8 +43,8 @@ from data.errors import DatasetMissingError
 from data.features import as_features, as_integers, check_classes, check_splits
 from data.graph import MAX_NODES, PARTS, CsrGraph, Target
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
-from data.packed import join_graphs, rows_of
-from data.selection import Selection, refusal, renumbered
+from data.packed import join_graphs
+from data.selection import Selection, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ def _read_npz(path: Path, selection: Selection) -> CsrGraph:
                 text = "%s: the arrays %s are not read; those that are read besides %s: %s"
                 logger.warning(text, path, ", ".join(unread), ", ".join(needed), ", ".join(optional))
             known = names & {*needed, *optional}
-            return _one_graph(path, known) if needed is GRAPH else _collection(path, known, selection)
+            return _one_graph(path, known, selection) if needed is GRAPH else _collection(path, known, selection)
     raise ValueError(
         f"{path}: holds the arrays {sorted(names)}; allowed are src_li, dst_li, num_nodes, or those of "
         "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
@@ -323,8 +323,8 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
     return arrays
 
 
-def _one_graph(path: Path, names: set[str]) -> CsrGraph:
-    arrays = _arrays(path, names)
+def _one_graph(path: Path, names: set[str], selection: Selection) -> CsrGraph:
+    arrays = _arrays(path, names - (set() if selection.edge_features else {"edge_feat"}))
     row, col, num_nodes = arrays["src_li"], arrays["dst_li"], int(arrays["num_nodes"])
     if row.size != col.size:
         raise ValueError(f"{path}: src_li has {row.size} entries and dst_li {col.size}; they must agree")
@@ -336,7 +336,7 @@ def _one_graph(path: Path, names: set[str]) -> CsrGraph:
         if label.size != num_nodes:
             raise ValueError(f"{path}: label has {label.size} entries; one for each of {num_nodes} nodes is needed")
         check_classes(str(path), label, MAX_CLASSES)
-    if "edge_feat" in names:
+    if "edge_feat" in arrays:
         edata["feat"] = as_features(path, "edge_feat", arrays["edge_feat"], row.size, most_codes=MAX_CLASSES)
     return checked_graph(path, row, col, num_nodes, ndata=ndata, edata=edata, splits=_split(path, arrays, num_nodes))
 
@@ -354,27 +354,27 @@ def _collection(path: Path, names: set[str], selection: Selection) -> CsrGraph:
     labels, target = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else (None, None)
     splits = _split(path, arrays, count)
     picked = selection.pick(count, str(path))
-    about = {
-        "graph_labels": None if labels is None else labels[picked],
-        "target": target,
-        "splits": splits and renumbered(splits, picked, count),
-        "graph_ids": picked,
-        "collection_size": count,
-    }
     needed = int(sizes[picked].sum()) * LOADING_BYTES_PER_NODE
     needed += 2 * int(edge_counts[picked].sum()) * LOADING_BYTES_PER_EDGE
     require_memory(f"{path}: {picked.size:,} graphs", needed)
-    ends = _arrays(path, ("u", "v"))
-    if not edge_counts.sum() == ends["u"].size == ends["v"].size:
+    arrays |= _arrays(path, names & {"u", "v", "feat"})
+    u, v = arrays["u"], arrays["v"]
+    if not edge_counts.sum() == u.size == v.size:
         raise ValueError(
-            f"{path}: edge_counts sum to {edge_counts.sum()}, u has {ends['u'].size} entries and v {ends['v'].size}; "
-            "they must agree"
+            f"{path}: edge_counts sum to {edge_counts.sum()}, u has {u.size} entries and v {v.size}; they must agree"
         )
-    feat = None
-    if "feat" in names:
-        feat = as_features(path, "feat", _arrays(path, ("feat",))["feat"], int(sizes.sum()))[rows_of(picked, sizes)]
-    pairs = np.stack([ends["u"], ends["v"]], 1)[rows_of(picked, edge_counts)]
-    return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, selection.described(str(path)), **about)
+    return join_graphs(
+        picked,
+        sizes,
+        edge_counts,
+        np.stack([u, v], 1),
+        selection.described(str(path)),
+        ndata={"feat": as_features(path, "feat", arrays["feat"], int(sizes.sum()))} if "feat" in names else {},
+        graph_labels=labels,
+        target=target,
+        splits=splits,
+        collection_size=count,
+    )
 
 
 def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarray, Target]:

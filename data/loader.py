@@ -92,7 +92,7 @@ def load(
         TypeError: batch_size or seed is no integer, root or path no path.
         MemoryError: the graph would not fit.
     """
-    chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed}
+    chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed, "edge_features": edge_features}
     found_in, graph = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
     if self_loops:
         if edge_features:
@@ -114,8 +114,8 @@ def find_graph(
 ) -> tuple[Source, CsrGraph]:
     """First step of `load`: the source that has the graph, and its edges.
 
-    Arguments and errors are those of `load`, `choice` are batch_size, order, split and seed. `features`: a surrogate
-    whose random features would not fit is refused before it is generated.
+    Arguments and errors are those of `load`; `choice` are the fields of `Selection`. `features`: a surrogate whose
+    random features would not fit is refused before it is generated.
     """
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; a text such as 'cora' is needed")

@@ -28,6 +28,7 @@ class Selection:
         split: "train", "val" or "test"; None for the choice of the published run, see each source.
         seed: seed of the random order.
         name: name of the data set.
+        edge_features: whether those of the source are read.
     """
 
     batch_size: int | None = 1024
@@ -35,6 +36,7 @@ class Selection:
     split: Split | None = None
     seed: int = 0
     name: str = ""
+    edge_features: bool = False
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:

@@ -16,8 +16,8 @@ import numpy as np
 from data.atomic import made_once
 from data.features import as_integers
 from data.graph import PARTS, CsrGraph
-from data.packed import join_graphs, rows_of
-from data.selection import Selection, renumbered
+from data.packed import join_graphs
+from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 from data.sources.ogb_import import import_ogb
 from data.sources.pyg import OgbGraphs
@@ -79,18 +79,17 @@ class SmilesTable(OfficialSource):
             if wrong := [name for name, count in rows.items() if len(arrays[name]) != count]:
                 raise ValueError(f"{wrong[0]} has {len(arrays[wrong[0]])} rows, and {rows[wrong[0]]} are needed")
         picked, available = selection.pick_of(splits, sizes.size, str(kept))
-        nodes, edges = rows_of(picked, sizes), rows_of(picked, counts)
         with reading(kept):
             return join_graphs(
-                sizes[picked],
-                counts[picked],
-                np.stack([arrays["u"], arrays["v"]], 1)[edges],
-                arrays["feat"][nodes],
-                arrays["edge_feat"][edges],
+                picked,
+                sizes,
+                counts,
+                np.stack([arrays["u"], arrays["v"]], 1),
                 selection.described(f"{self.url}, scaffold split computed"),
-                graph_labels=arrays["graph_label"][picked].astype(np.float32),
-                splits=renumbered(splits, picked, sizes.size),
-                graph_ids=picked,
+                ndata={"feat": arrays["feat"]},
+                edata={"feat": arrays["edge_feat"]} if selection.edge_features else {},
+                graph_labels=arrays["graph_label"],
+                splits=splits,
                 collection_size=available,
             )
 
