@@ -37,9 +37,9 @@ class Remote:
 class OfficialSource(ABC):
     """A publisher's files and their reader."""
 
-    @abstractmethod
     def files(self, root: Path) -> Sequence[Remote]:
-        """The files that `load` reads, in the official layout below `root`."""
+        """The files that `load` reads, in the official layout below `root`; none for a graph that a rule defines."""
+        return ()
 
     @abstractmethod
     def load(self, root: Path, selection: Selection) -> CsrGraph:

@@ -14,7 +14,6 @@ Random numbers are hashes of seed, graph and position: a graph is the same on an
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import numpy as np
 from data.graph import CsrGraph
 from data.packed import consecutive, rows_of
 from data.selection import PART_OF, Selection, renumbered
-from data.sources.base import OfficialSource, Remote
+from data.sources.base import OfficialSource
 from data.synthetic.random import random_bits, shuffled
 
 LEAST, MOST = 5, 34  # nodes of a block
@@ -48,9 +47,6 @@ class BlockModels(OfficialSource):
     @abstractmethod
     def graph(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Graph `number` of the collection, of n nodes: adjacency bool [n, n], features [n] int64, labels [n] int64."""
-
-    def files(self, root: Path) -> Sequence[Remote]:
-        return ()
 
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         counts = {"train": self.num_train, "val": self.num_held_out, "test": self.num_held_out}

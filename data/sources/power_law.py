@@ -5,7 +5,6 @@ r-th largest node falls as 1 / sqrt(r). Node numbers are then permuted at random
 others as many as asked for are kept, at even distances in the order of queries.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from data.graph import CsrGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote
+from data.sources.base import OfficialSource
 
 BATCH = 1 << 24  # edges that are drawn at once
 
@@ -28,9 +27,6 @@ class PowerLaw(OfficialSource):
     def __post_init__(self) -> None:
         if not 0 < self.num_edges <= self.num_nodes**2 // 4:
             raise ValueError(f"num_edges: got {self.num_edges}; 1 to a quarter of {self.num_nodes} ** 2 are allowed")
-
-    def files(self, root: Path) -> Sequence[Remote]:
-        return ()
 
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         rng, nodes = np.random.default_rng(0), self.num_nodes

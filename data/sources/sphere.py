@@ -8,7 +8,6 @@ Point (h, w) is node h * nlon + w. As `NeighborhoodAttentionS2` of torch-harmoni
 1.001 times the cutoff. The neighbourhood of a query at longitude w is that of longitude 0, turned by w.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from data.graph import CsrGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote
+from data.sources.base import OfficialSource
 
 CUTOFF_MARGIN = 1.001  # `theta_eps` of torch-harmonics
 
@@ -52,9 +51,6 @@ class Sphere(OfficialSource):
     def key_grid(self) -> tuple[int, int]:
         """(nlat, nlon) of the keys."""
         return self.keys or (self.nlat, self.nlon)
-
-    def files(self, root: Path) -> Sequence[Remote]:
-        return ()
 
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         turn = self.key_grid[1] // self.nlon * np.arange(self.nlon)
