@@ -154,7 +154,7 @@ def find_graph(
     except DatasetMissingError as missing:
         # There is a surrogate for "auto", but for a publisher who may answer later, a choice of graphs, and a graph
         # whose surrogate takes minutes.
-        is_large = entry.surrogate["generator"] in ("NoSurrogate", "HugeGraph")
+        is_large = entry.surrogate is None or entry.surrogate["generator"] == "huge.HugeGraph"
         is_choice = entry.num_graphs is not None and not selection.is_default
         if source == "official" or isinstance(missing, DownloadError) or is_large or is_choice:
             raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
@@ -172,12 +172,12 @@ def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool)
         nodes = expected_size(entry, batch_size)[1]
         about = entry.feature_dim, entry.feature_cardinalities
         require_feature_memory(f"the surrogate of {entry.name}", nodes, *about)
-    return surrogate(entry, entry.synthetic, root, batch_size, selection.seed)
+    return surrogate(entry, root, batch_size, selection.seed)
 
 
 def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: DatasetMissingError) -> str:
     alternative = "source='synthetic' gives a surrogate; "
-    if entry.surrogate["generator"] == "NoSurrogate":
+    if entry.surrogate is None:
         alternative = ""
     elif entry.num_graphs is not None and not selection.is_default:
         alternative = "source='synthetic' gives a surrogate, but only with a batch_size, order 'dataset' and no split; "

@@ -14,27 +14,6 @@ from data.graph import CsrGraph, Metric, Task
 from data.sources.base import OfficialSource
 
 TABLE = Path(__file__).with_name("datasets.yaml")
-# Classes by their modules, which are imported when an entry that names one is asked for.
-READERS = {
-    "data.sources.block_models": ("SbmCluster", "SbmPattern"),
-    "data.sources.edge_lists": ("EdgeList", "Facebook100"),
-    "data.sources.elliptic": ("Elliptic",),
-    "data.sources.large": ("Igb", "Papers100M"),
-    "data.sources.molecules": ("OgbMolecules", "SmilesTable"),
-    "data.sources.planetoid": ("Planetoid",),
-    "data.sources.power_law": ("PowerLaw",),
-    "data.sources.pyg": ("OgbGraphs", "OgbNodes", "PygCollection", "PygGraph"),
-    "data.sources.qm9": ("Qm9",),
-    "data.sources.sequence_masks": ("BigBird", "Longformer", "SelectedBlocks"),
-    "data.sources.sphere": ("Sphere",),
-}
-GENERATORS = {
-    "data.synthetic.batch": ("DenseBatch", "MoleculeBatch", "SuperpixelBatch", "SyntaxTreeBatch"),
-    "data.synthetic.generate": ("NoSurrogate",),
-    "data.synthetic.graph": ("WindowedGraph",),
-    "data.synthetic.huge": ("HugeGraph",),
-}
-WINDOWS = {"data.synthetic.windows": ("Deciles", "LogNormal")}
 
 
 class Generator(Protocol):
@@ -79,7 +58,7 @@ class Dataset:
         licence: as the publisher states it.
         citation: how to cite it.
         official: fetches and reads the publisher's files.
-        surrogate: generator of the surrogate and its arguments; see `synthetic`.
+        surrogate: generator of the surrogate and its arguments; see `synthetic`. None: `no_surrogate` says why.
         embedded: the publisher's files that ship with this repository, read instead of a download; None for most sets.
         feature_cardinalities: number of codes of each categorical column; None for float features.
         edge_feature_dim: columns of the edge features; 0 if the set has none.
@@ -104,7 +83,8 @@ class Dataset:
     licence: str
     citation: str
     official: OfficialSource
-    surrogate: Mapping[str, Any]
+    surrogate: Mapping[str, Any] | None = None
+    no_surrogate: str = ""
     embedded: OfficialSource | None = None
     feature_cardinalities: tuple[int, ...] | None = None
     edge_feature_dim: int = 0
@@ -117,15 +97,9 @@ class Dataset:
     repeats: int = 20
 
     @cached_property
-    def synthetic(self) -> Generator:
+    def synthetic(self) -> Generator | None:
         """The generator of the surrogate."""
-        arguments = dict(self.surrogate)
-        if "deciles" in arguments:
-            arguments["tcbs"] = _made(WINDOWS, {"of": "Deciles", "bounds": arguments.pop("deciles")}, "of")
-        elif "cv" in arguments:
-            most = {"maximum": arguments.pop("max_tcbs")} if "max_tcbs" in arguments else {}
-            arguments["tcbs"] = _made(WINDOWS, {"of": "LogNormal", "cv": arguments.pop("cv"), **most}, "of")
-        return _made(GENERATORS, arguments, "generator")
+        return self.surrogate and _made("synthetic", self.surrogate, "generator")
 
 
 @cache
@@ -160,16 +134,16 @@ def _known(name: str) -> Dataset:
 
 def _entry(name: str, fields: dict[str, Any]) -> Dataset:
     fields = _with_tuples(fields)
-    made = {key: _made(READERS, fields[key], "reader") for key in ("official", "embedded") if key in fields}
+    made = {key: _made("sources", fields[key], "reader") for key in ("official", "embedded") if key in fields}
     if "published" in fields:
         made["published"] = Published(**fields["published"])
-    return Dataset(**{"name": name, "surrogate": fields.pop("synthetic"), **fields, **made})
+    return Dataset(**{"name": name, "surrogate": fields.pop("synthetic", None), **fields, **made})
 
 
-def _made(modules: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any], kind: str) -> Any:
-    """An instance of the class that the entry names."""
-    (module,) = (module for module, classes in modules.items() if arguments[kind] in classes)
-    known = getattr(import_module(module), arguments[kind])
+def _made(package: str, arguments: Mapping[str, Any], kind: str) -> Any:
+    """An instance of the class MODULE.NAME of a package, imported on use."""
+    module, _, name = arguments[kind].partition(".")
+    known = getattr(import_module(f"data.{package}.{module}"), name)
     return known(**{key: value for key, value in arguments.items() if key != kind})
 
 

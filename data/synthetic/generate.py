@@ -4,7 +4,6 @@ import hashlib
 import logging
 import time
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,21 +30,7 @@ CPU_BYTES_PER_ITEM = 56
 GPU_BYTES_PER_ITEM = 96
 
 
-@dataclass(frozen=True)
-class NoSurrogate:
-    """Generator of graphs without a surrogate: always an error.
-
-    Attributes:
-        reason: why there is none.
-    """
-
-    reason: str
-
-    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
-        raise DatasetMissingError(f"{spec.name}: has no surrogate, since {self.reason}")
-
-
-def surrogate(spec: "Dataset", generator: "Generator", root: Path, batch_size: int, seed: int) -> CsrGraph:
+def surrogate(spec: "Dataset", root: Path, batch_size: int, seed: int) -> CsrGraph:
     """The surrogate of a data set. Large ones are kept below `root`/synthetic and read from there the next time; those
     of `HugeGraph` are not, since a file of 7 GB is not worth the time that it saves.
 
@@ -53,10 +38,12 @@ def surrogate(spec: "Dataset", generator: "Generator", root: Path, batch_size: i
         DatasetMissingError: the data set has none.
         MemoryError: the graph would not fit.
     """
+    if (generator := spec.synthetic) is None:
+        raise DatasetMissingError(f"{spec.name}: has no surrogate, since {spec.no_surrogate}")
     stream = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
     graph_seed = int(stream.integers(2**63))
     edges, nodes = expected_size(spec, batch_size)
-    if edges < CACHED_FROM_EDGES or isinstance(generator, NoSurrogate):
+    if edges < CACHED_FROM_EDGES:
         return generator.generate(spec, batch_size, graph_seed)
     is_huge = isinstance(generator, HugeGraph)
     # All inputs that determine the contents of a kept file.

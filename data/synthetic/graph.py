@@ -18,7 +18,7 @@ import numpy as np
 from data.canonical import distinct, to_csr
 from data.graph import CsrGraph
 from data.synthetic.random import random_bits, shuffled
-from data.synthetic.windows import Deciles, LogNormal
+from data.synthetic.windows import decile_counts, log_normal_counts
 
 if TYPE_CHECKING:
     from data.registry import Dataset
@@ -35,8 +35,8 @@ class WindowedGraph:
     """Generator of a single graph with given block statistics.
 
     Attributes:
-        tcbs: distribution of the tensor core blocks over the row windows.
-        mean_tcbs: mean number of blocks per window.
+        mean_tcbs: mean number of tensor core blocks per row window.
+        deciles: bounds of the tenths of these numbers; None: they are log-normal with `cv`, at most `max_tcbs`.
         row_sigma: log-normal shape of the degrees inside a window.
         hub: share of the columns above the mean that one row of a window takes.
         slope: a window's edges grow with its columns to the power 1 + slope.
@@ -46,8 +46,10 @@ class WindowedGraph:
         self_loops: number of nodes with a self loop; the generator makes no others.
     """
 
-    tcbs: Deciles | LogNormal
     mean_tcbs: float
+    deciles: tuple[int, ...] | None = None
+    cv: float = 0.0
+    max_tcbs: float = np.inf
     row_sigma: float = 0.8
     hub: float = 0.0
     slope: float = 0.0
@@ -79,7 +81,10 @@ class WindowedGraph:
     def _row_degrees(self, num_nodes: int, num_edges: int, rng: np.random.Generator) -> np.ndarray:
         """[N] int64 with the sum `num_edges`."""
         num_windows = -(-num_nodes // WINDOW)
-        tcbs = self.tcbs.counts(num_windows, self.mean_tcbs)
+        if self.deciles:
+            tcbs = decile_counts(self.deciles, num_windows, self.mean_tcbs)
+        else:
+            tcbs = log_normal_counts(self.cv, self.max_tcbs, num_windows, self.mean_tcbs)
         # The last block of a window is partly filled.
         columns = rng.permutation(np.maximum(tcbs * TCB_COLUMNS - rng.uniform(0, TCB_COLUMNS, num_windows), 0.5))
         hub = self.hub * np.maximum(columns - columns.mean(), 0)
