@@ -98,9 +98,7 @@ def load(
         if edge_features:
             raise ValueError("self_loops: got True with edge_features=True; self-loops have no features")
         graph = with_self_loops(graph)
-    return _finish(
-        name, info(name) if name in names() else None, found_in, graph, seed, features, edge_features, random_walk
-    )
+    return _finish(_described(name, graph), found_in, graph, seed, features, edge_features, random_walk)
 
 
 def find_graph(
@@ -187,9 +185,27 @@ def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: Data
     )
 
 
+def _described(name: str, csr: CsrGraph) -> Dataset:
+    """The registered data set, or one with what a file under another name holds."""
+    if name in names():
+        return info(name)
+    if csr.graph_labels is not None:
+        metric, num_classes = csr.target
+    else:
+        metric, num_classes = None, int(csr.ndata["label"].max()) + 1 if "label" in csr.ndata else 0
+    return Dataset(
+        name=name,
+        task="node" if csr.graph_sizes is None else "graph",
+        num_nodes=csr.num_nodes,
+        nnz=csr.col.size,
+        num_classes=num_classes or DEFAULT_NUM_CLASSES,  # no labels, or all of them unknown
+        feature_dim=DEFAULT_FEATURE_DIM,
+        metric=metric,
+    )
+
+
 def _finish(
-    name: str,
-    entry: Dataset | None,
+    entry: Dataset,
     source: Source,
     csr: CsrGraph,
     seed: int,
@@ -198,11 +214,11 @@ def _finish(
     random_walk: int,
 ) -> LoadedGraph:
     """Check the contents, add features if the source has none, and describe the graph."""
-    original = "feat" in csr.ndata
-    cardinalities = entry.feature_cardinalities if entry else None
-    feature_dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
+    name, owner = entry.name, f"{entry.name} ({csr.origin})"
+    _check_contents(entry, owner, csr)
+    original, feature_dim, cardinalities = "feat" in csr.ndata, entry.feature_dim, entry.feature_cardinalities
     if original:
-        feat, owner = csr.ndata["feat"], f"{name} ({csr.origin})"
+        feat = csr.ndata["feat"]
         if source == "official":
             check_kind(owner, "node features", feat, cardinalities)
         feature_dim, cardinalities = feat.shape[1], cardinalities if feat.dtype.kind == "i" else None
@@ -212,22 +228,6 @@ def _finish(
             check_finite(owner, "feat", feat)  # of a mapped file, which this reads, only where memory keeps it
     elif features:
         require_feature_memory(csr.origin, csr.num_nodes, feature_dim, cardinalities)
-    if entry and "label" in csr.ndata and csr.ndata["label"].ndim == 1:
-        check_classes(f"{name} ({csr.origin})", csr.ndata["label"], entry.num_classes)
-    if csr.graph_labels is not None and (entry is None or entry.task == "graph"):
-        metric, classes = (entry.metric, entry.num_classes) if entry else csr.target
-        if metric is None:
-            raise ValueError(
-                f"{name} ({csr.origin}): graph_label holds neither answers, integers of 1, 0, and -1 for unknown, nor "
-                "targets, floats that are not all 0 or 1"
-            )
-        check_targets(f"{name} ({csr.origin})", csr.graph_labels, classes, metric)
-
-    if csr.splits is not None:
-        of_nodes = csr.graph_sizes is None or (entry and entry.task == "node")
-        rows = csr.num_nodes if of_nodes else len(csr.graph_sizes)
-        check_splits(f"{name} ({csr.origin})", csr.splits, rows)
-
     if features and csr.num_keys is not None:
         raise RectangularGraphError(
             f"{name}: its keys are other nodes than its queries, and models need one set of nodes; features=False "
@@ -236,7 +236,6 @@ def _finish(
     if csr.removed:
         listed = csr.col.size + csr.removed
         logger.info("%s: %d edges are listed, %d of them different: each counts once", name, listed, csr.col.size)
-
     if source == "official":
         found = {"feature columns": (feature_dim, entry.feature_dim)}
         if entry.num_graphs is None:
@@ -249,7 +248,6 @@ def _finish(
     ndata = dict(csr.ndata)
     if not original and features:
         ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
-
     sizes = np.array([csr.num_nodes]) if csr.graph_sizes is None else csr.graph_sizes
     if random_walk:
         from data.random_walk import random_walk_encoding
@@ -258,23 +256,14 @@ def _finish(
     node_data = {key: to_tensor(values) for key, values in ndata.items()}
     edge_data, about_edges = {}, {}
     if edge_features:
-        values, about_edges = _edge_features(name, entry, source, csr, seed)
+        values, about_edges = _edge_features(entry, owner, source, csr, seed)
         edge_data["feat"] = to_tensor(values)
-
-    if entry:
-        num_classes = entry.num_classes
-    elif csr.graph_labels is not None:
-        num_classes = csr.target[1]
-    else:
-        num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else 0
-    num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
-    task = entry.task if entry else ("node" if csr.graph_sizes is None else "graph")
-    labels = node_data.get("label") if task == "node" else to_tensor(csr.graph_labels)
+    labels = node_data.get("label") if entry.task == "node" else to_tensor(csr.graph_labels)
     meta = GraphMeta(
         name=name,
         source=source,
         origin=csr.origin,
-        task=task,
+        task=entry.task,
         num_nodes=csr.num_nodes,
         num_edges=csr.col.size,
         num_graphs=sizes.size,
@@ -282,13 +271,13 @@ def _finish(
         feature_dim=feature_dim,
         feature_cardinalities=cardinalities,
         features="original" if original else "random",
-        num_classes=num_classes,
-        licence=entry.licence if entry else "",
-        citation=entry.citation if entry else "",
+        num_classes=entry.num_classes,
+        licence=entry.licence,
+        citation=entry.citation,
         sha256=csr.sha256,
         collection_size=csr.collection_size,
         num_keys=csr.num_keys,
-        unit=entry.unit if entry else "",
+        unit=entry.unit,
         **about_edges,
     )
     return LoadedGraph(
@@ -299,36 +288,53 @@ def _finish(
         edge_data=edge_data,
         meta=meta,
         labels=labels,
-        splits=None if csr.splits is None else {part: to_tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
-        metric=None if labels is None else entry.metric if entry else csr.target and csr.target[0],
+        splits=csr.splits and {part: to_tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
+        metric=None if labels is None else entry.metric,
         graph_ids=to_tensor(csr.graph_ids),
     )
 
 
+def _check_contents(entry: Dataset, owner: str, csr: CsrGraph) -> None:
+    """Raise a ValueError unless labels and splits are of the data set's kind."""
+    if "label" in csr.ndata and csr.ndata["label"].ndim == 1:
+        check_classes(owner, csr.ndata["label"], entry.num_classes)
+    if csr.graph_labels is not None and entry.task == "graph":
+        if entry.metric is None:
+            raise ValueError(
+                f"{owner}: graph_label holds neither answers, integers of 1, 0, and -1 for unknown, nor targets, "
+                "floats that are not all 0 or 1"
+            )
+        check_targets(owner, csr.graph_labels, entry.num_classes, entry.metric)
+    if csr.splits is not None:
+        of_nodes = csr.graph_sizes is None or entry.task == "node"
+        check_splits(owner, csr.splits, csr.num_nodes if of_nodes else len(csr.graph_sizes))
+
+
 def _edge_features(
-    name: str, entry: Dataset | None, source: Source, csr: CsrGraph, seed: int
+    entry: Dataset, owner: str, source: Source, csr: CsrGraph, seed: int
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """[nnz, F] float32 or [nnz, C] int64, and their fields of `GraphMeta`."""
-    values, cardinalities = csr.edata.get("feat"), entry.edge_feature_cardinalities if entry else None
+    values, cardinalities = csr.edata.get("feat"), entry.edge_feature_cardinalities
     kind = "random" if values is None else "original"
     if values is not None and source == "official":
-        check_kind(f"{name} ({csr.origin})", "edge features", values, cardinalities)
+        check_kind(owner, "edge features", values, cardinalities)
     if values is None:
-        if entry is None or not entry.edge_feature_dim:
+        if not entry.edge_feature_dim:
             having = ", ".join(one for one in names() if info(one).edge_feature_dim)
             raise ValueError(
-                f"{name}: has no edge features (asked for by edge_features=True, in a configuration by "
+                f"{entry.name}: has no edge features (asked for by edge_features=True, in a configuration by "
                 f"model.edge_features); these have: {having}, and .npz files with edge_feat"
             )
         require_feature_memory(csr.origin, csr.col.size, entry.edge_feature_dim, cardinalities)
-        values = random_features(csr.col.size, entry.edge_feature_dim, cardinalities, _rng(name, seed, "edge features"))
+        rng = _rng(entry.name, seed, "edge features")
+        values = random_features(csr.col.size, entry.edge_feature_dim, cardinalities, rng)
     elif values.dtype.kind == "f":
         values, cardinalities = values.astype(np.float32, copy=False), None
-        check_finite(f"{name} ({csr.origin})", "edge_feat", values)
+        check_finite(owner, "edge_feat", values)
     else:
         values = values.astype(np.int64, copy=False)
         if cardinalities:
-            check_codes(f"{name} ({csr.origin})", "edge features", values, cardinalities)
+            check_codes(owner, "edge features", values, cardinalities)
         else:
             cardinalities = tuple((values.max(axis=0, initial=0) + 1).tolist())
     about = {"edge_features": kind, "edge_feature_dim": values.shape[1], "edge_feature_cardinalities": cardinalities}

@@ -57,7 +57,7 @@ class Dataset:
         homepage: the publisher's description.
         licence: as the publisher states it.
         citation: how to cite it.
-        official: fetches and reads the publisher's files.
+        official: fetches and reads the publisher's files; None of a user's file.
         surrogate: generator of the surrogate and its arguments; see `synthetic`. None: `no_surrogate` says why.
         embedded: the publisher's files that ship with this repository, read instead of a download; None for most sets.
         feature_cardinalities: number of codes of each categorical column; None for float features.
@@ -79,10 +79,10 @@ class Dataset:
     task: Task = "node"
     num_classes: int = 2
     feature_dim: int = 128
-    homepage: str
-    licence: str
-    citation: str
-    official: OfficialSource
+    homepage: str = ""
+    licence: str = ""
+    citation: str = ""
+    official: OfficialSource | None = None
     surrogate: Mapping[str, Any] | None = None
     no_surrogate: str = ""
     embedded: OfficialSource | None = None
