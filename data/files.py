@@ -9,10 +9,10 @@ stored entry is an edge, whatever its value.
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
                  local to their graph, each edge once); `batch_size` of them form the batch. Optional `feat` (float, a
-                 row for each node), the three parts of a split and `graph_label`, whose type says what a model gets and
-                 how it is scored: integers [B] are classes, -1 for unknown; integers [B, T] answers to T questions, 1
-                 for yes, 0 for no, -1 for unknown (ROC-AUC); floats [B, T] targets of regression, NaN for a missing
-                 one (mean absolute error)
+                 row for each node), `edge_feat` (as above), the three parts of a split and `graph_label`, whose type
+                 says what a model gets and how it is scored: integers [B] are classes, -1 for unknown; integers [B, T]
+                 answers to T questions, 1 for yes, 0 for no, -1 for unknown (ROC-AUC); floats [B, T] targets of
+                 regression, NaN for a missing one (mean absolute error)
     .mtx         a square Matrix Market file in coordinate format
     .txt .csv .tsv   an edge list in its first two columns, plain or with .gz: integers between spaces, tabs, commas or
                  semicolons, as its first line has them; # comments; with or without a header line (without numbers).
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 SPLIT = tuple(f"{part}_ids" for part in PARTS)
 # Names of the arrays: needed and optional ones.
 GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_feat", *SPLIT)
-COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "graph_label", *SPLIT)
+COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "edge_feat", "graph_label", *SPLIT)
 TEXT = (".txt", ".csv", ".tsv", ".txt.gz", ".csv.gz", ".tsv.gz")
 ENDS = (("query", "key"), ("target", "source"), ("dst", "src"), ("to", "from"))  # columns by name, the query first
 ID = re.compile(r"\s*[+-]?\d{1,18}(\.0*)?\s*")
@@ -285,8 +285,9 @@ def _read_npz(path: Path, selection: Selection) -> CsrGraph:
             if unread := sorted(names - {*needed, *optional}):
                 text = "%s: the arrays %s are not read; those that are read besides %s: %s"
                 logger.warning(text, path, ", ".join(unread), ", ".join(needed), ", ".join(optional))
-            known = names & {*needed, *optional}
-            return _one_graph(path, known, selection) if needed is GRAPH else _collection(path, known, selection)
+            if needed is COLLECTION:
+                return read_collection(path, selection)
+            return _one_graph(path, names & {*needed, *optional}, selection)
     raise ValueError(
         f"{path}: holds the arrays {sorted(names)}; allowed are src_li, dst_li, num_nodes, or those of "
         "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
@@ -341,8 +342,15 @@ def _one_graph(path: Path, names: set[str], selection: Selection) -> CsrGraph:
     return checked_graph(path, row, col, num_nodes, ndata=ndata, edata=edata, splits=_split(path, arrays, num_nodes))
 
 
-def _collection(path: Path, names: set[str], selection: Selection) -> CsrGraph:
-    arrays = _arrays(path, names - {"u", "v", "feat"})
+def read_collection(path: Path, selection: Selection, with_codes: bool = False) -> CsrGraph:
+    """Read an .npz of many small graphs; errors as `read_graph`.
+
+    Args:
+        with_codes: whether `feat` may hold codes, of which the caller knows the numbers.
+    """
+    names = {*_reading(path, _names)} & {*COLLECTION, *WITH_COLLECTION}
+    rows = names & {"u", "v", "feat", *(("edge_feat",) if selection.edge_features else ())}
+    arrays = _arrays(path, names - {"u", "v", "feat", "edge_feat"})
     sizes, edge_counts, count = arrays["node_counts"], arrays["edge_counts"], arrays["node_counts"].size
     if count == 0 or count != edge_counts.size:
         raise ValueError(
@@ -353,27 +361,34 @@ def _collection(path: Path, names: set[str], selection: Selection) -> CsrGraph:
         raise ValueError(f"{path}: node_counts must be 1 or more, edge_counts 0 or more, each below 2^31")
     labels, target = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else (None, None)
     splits = _split(path, arrays, count)
-    picked = selection.pick(count, str(path))
+    picked, available = selection.pick_of(splits, count, str(path))
     needed = int(sizes[picked].sum()) * LOADING_BYTES_PER_NODE
     needed += 2 * int(edge_counts[picked].sum()) * LOADING_BYTES_PER_EDGE
     require_memory(f"{path}: {picked.size:,} graphs", needed)
-    arrays |= _arrays(path, names & {"u", "v", "feat"})
+    arrays |= _arrays(path, rows)
     u, v = arrays["u"], arrays["v"]
     if not edge_counts.sum() == u.size == v.size:
         raise ValueError(
             f"{path}: edge_counts sum to {edge_counts.sum()}, u has {u.size} entries and v {v.size}; they must agree"
         )
+    ndata, edata = {}, {}
+    if "feat" in rows:
+        most = MAX_CLASSES if with_codes else 0
+        ndata["feat"] = as_features(path, "feat", arrays["feat"], int(sizes.sum()), most)
+    if "edge_feat" in rows:
+        edata["feat"] = as_features(path, "edge_feat", arrays["edge_feat"], u.size, MAX_CLASSES)
     return join_graphs(
         picked,
         sizes,
         edge_counts,
         np.stack([u, v], 1),
         selection.described(str(path)),
-        ndata={"feat": as_features(path, "feat", arrays["feat"], int(sizes.sum()))} if "feat" in names else {},
+        ndata=ndata,
+        edata=edata,
         graph_labels=labels,
         target=target,
         splits=splits,
-        collection_size=count,
+        collection_size=available,
     )
 
 

@@ -80,11 +80,11 @@ class Selection:
         rng = np.random.default_rng([self.seed, zlib.crc32(f"{self.name}/order".encode())])
         return rng.permutation(count)[:size]
 
-    def pick_of(self, splits: Mapping[str, np.ndarray], count: int, place: str) -> tuple[np.ndarray, int]:
+    def pick_of(self, splits: Mapping[str, np.ndarray] | None, count: int, place: str) -> tuple[np.ndarray, int]:
         """The chosen graphs of a collection of `count`, and from how many they were chosen.
 
         Args:
-            splits: ids of the graphs of each part.
+            splits: ids of the graphs of each part; None: the collection has no split to choose from.
             place: of the collection, for messages.
 
         Returns:
@@ -93,9 +93,10 @@ class Selection:
         Raises:
             ValueError: there are fewer graphs, or the splits hold other numbers, or one twice.
         """
-        check_splits(place, splits, count)
         graphs = np.arange(count)
-        if self.split:
+        if splits is not None:
+            check_splits(place, splits, count)
+        if self.split and splits is not None:
             graphs, place = splits[PART_OF[self.split]], f"{place}, {self.split}"
         return graphs[self.pick(graphs.size, place)], graphs.size
 

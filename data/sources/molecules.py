@@ -7,16 +7,15 @@ that file is, neither the table nor RDKit is needed.
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.atomic import made_once
-from data.features import as_integers
+from data.files import read_collection
 from data.graph import PARTS, CsrGraph
-from data.packed import join_graphs
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 from data.sources.ogb_import import import_ogb
@@ -68,30 +67,8 @@ class SmilesTable(OfficialSource):
             with made_once(kept) as unfinished:
                 if unfinished is not None:
                     np.savez_compressed(unfinished, **self._converted(self.table(root), kept))
-        with reading(kept):
-            with np.load(kept, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            arrays |= {name: as_integers(name, values) for name, values in arrays.items() if name != "graph_label"}
-            sizes, counts = (arrays[name] for name in ("node_counts", "edge_counts"))
-            splits = {part: arrays[f"{part}_ids"] for part in PARTS}
-            rows = {"feat": sizes.sum(), "graph_label": sizes.size}
-            rows |= dict.fromkeys(("edge_feat", "u", "v"), counts.sum())
-            if wrong := [name for name, count in rows.items() if len(arrays[name]) != count]:
-                raise ValueError(f"{wrong[0]} has {len(arrays[wrong[0]])} rows, and {rows[wrong[0]]} are needed")
-        picked, available = selection.pick_of(splits, sizes.size, str(kept))
-        with reading(kept):
-            return join_graphs(
-                picked,
-                sizes,
-                counts,
-                np.stack([arrays["u"], arrays["v"]], 1),
-                selection.described(f"{self.url}, scaffold split computed"),
-                ndata={"feat": arrays["feat"]},
-                edata={"feat": arrays["edge_feat"]} if selection.edge_features else {},
-                graph_labels=arrays["graph_label"],
-                splits=splits,
-                collection_size=available,
-            )
+        origin = selection.described(f"{self.url}, scaffold split computed")
+        return replace(read_collection(kept, selection, with_codes=True), origin=origin)
 
     def _converted(self, table: Path, kept: Path) -> Mapping[str, np.ndarray]:
         import pandas as pd
