@@ -361,7 +361,7 @@ def read_collection(path: Path, selection: Selection, with_codes: bool = False) 
         raise ValueError(f"{path}: node_counts must be 1 or more, edge_counts 0 or more, each below 2^31")
     labels, target = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else (None, None)
     splits = _split(path, arrays, count)
-    picked, available = selection.pick_of(splits, count, str(path))
+    picked, available = selection.pick(count, str(path), splits)
     needed = int(sizes[picked].sum()) * LOADING_BYTES_PER_NODE
     needed += 2 * int(edge_counts[picked].sum()) * LOADING_BYTES_PER_EDGE
     require_memory(f"{path}: {picked.size:,} graphs", needed)

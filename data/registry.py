@@ -1,7 +1,7 @@
 """Table of data sets, `datasets.yaml`, as frozen dataclasses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -20,26 +20,6 @@ class Generator(Protocol):
     """Makes a synthetic graph of a given size. One seed gives one graph, on NumPy and on CuPy (`xp`)."""
 
     def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph: ...
-
-
-@dataclass(frozen=True)
-class Published:
-    """Block statistics (blocks of 16 x 8) from the paper or its artefacts; None where they state none.
-
-    Attributes:
-        num_tcbs: total number of blocks, recovered from the throughputs of the published run to within a few.
-        tcb_per_rw, tcb_per_rw_cv, nnz_per_tcb, nnz_per_tcb_cv: the paper's table of single graphs.
-        decile_size: row windows in a decile, from the paper's decile table.
-        deciles: (min, max) TCB count of a row window in each decile, from the same table.
-    """
-
-    num_tcbs: int
-    tcb_per_rw: float | None = None
-    tcb_per_rw_cv: float | None = None
-    nnz_per_tcb: float | None = None
-    nnz_per_tcb_cv: float | None = None
-    decile_size: int | None = None
-    deciles: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +45,10 @@ class Dataset:
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
         metric: the standard metric of the official labels; None if the source has no labels or there is no standard.
         unit: of the targets of regression; "" for none.
-        published: block statistics that the surrogate is fitted to; None where none are published.
+        published: block statistics (blocks of 16 x 8) from the paper or its artefacts, which the surrogate has, too:
+            `num_tcbs`, recovered from the throughputs of the published run to within a few blocks; of the paper's table
+            of single graphs `tcb_per_rw`, `tcb_per_rw_cv`, `nnz_per_tcb`, `nnz_per_tcb_cv`; of its decile table
+            `decile_size` (row windows) and `deciles`, (min, max) TCB count of a row window in each. Empty: none.
         note: remarks for a reader of results.
         warmup, repeats: default passes of an inference run (runtime.warmup, runtime.repeats): fewer on large graphs, of
             which a pass takes seconds on a CPU.
@@ -91,7 +74,7 @@ class Dataset:
     edge_feature_cardinalities: tuple[int, ...] | None = None
     metric: Metric | None = None
     unit: str = ""
-    published: Published | None = None
+    published: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     warmup: int = 3
     repeats: int = 20
@@ -135,8 +118,6 @@ def _known(name: str) -> Dataset:
 def _entry(name: str, fields: dict[str, Any]) -> Dataset:
     fields = _with_tuples(fields)
     made = {key: _made("sources", fields[key], "reader") for key in ("official", "embedded") if key in fields}
-    if "published" in fields:
-        made["published"] = Published(**fields["published"])
     return Dataset(**{"name": name, "surrogate": fields.pop("synthetic", None), **fields, **made})
 
 

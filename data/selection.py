@@ -63,29 +63,12 @@ class Selection:
             return (self.split,)
         return SPLITS if self.batch_size is None else published
 
-    def pick(self, count: int, place: str) -> np.ndarray:
-        """[batch_size] int64 indices of the chosen graphs among the `count` graphs of the split.
-
-        Raises:
-            ValueError: the split has fewer graphs.
-        """
-        size = count if self.batch_size is None else self.batch_size
-        if size > count:
-            raise ValueError(
-                f"batch_size: got {self.batch_size}; {place} has {count} graphs. Set batch_size (data.batch_size times "
-                f"data.batches in a configuration) to {count} or less, or take all (data.batches: all)"
-            )
-        if self.order == "dataset":
-            return np.arange(size)
-        rng = np.random.default_rng([self.seed, zlib.crc32(f"{self.name}/order".encode())])
-        return rng.permutation(count)[:size]
-
-    def pick_of(self, splits: Mapping[str, np.ndarray] | None, count: int, place: str) -> tuple[np.ndarray, int]:
+    def pick(self, count: int, place: str, splits: Mapping[str, np.ndarray] | None = None) -> tuple[np.ndarray, int]:
         """The chosen graphs of a collection of `count`, and from how many they were chosen.
 
         Args:
-            splits: ids of the graphs of each part; None: the collection has no split to choose from.
             place: of the collection, for messages.
+            splits: ids of the graphs of each part; None: the collection has no split to choose from.
 
         Returns:
             [batch_size] int64 ids of graphs of the split, of the collection without one; the number of graphs there.
@@ -96,9 +79,18 @@ class Selection:
         graphs = np.arange(count)
         if splits is not None:
             check_splits(place, splits, count)
-        if self.split and splits is not None:
-            graphs, place = splits[PART_OF[self.split]], f"{place}, {self.split}"
-        return graphs[self.pick(graphs.size, place)], graphs.size
+            if self.split:
+                graphs, place = splits[PART_OF[self.split]], f"{place}, {self.split}"
+        size = graphs.size if self.batch_size is None else self.batch_size
+        if size > graphs.size:
+            raise ValueError(
+                f"batch_size: got {self.batch_size}; {place} has {graphs.size} graphs. Set batch_size (data.batch_size "
+                f"times data.batches in a configuration) to {graphs.size} or less, or take all (data.batches: all)"
+            )
+        if self.order == "random":
+            rng = np.random.default_rng([self.seed, zlib.crc32(f"{self.name}/order".encode())])
+            return graphs[rng.permutation(graphs.size)[:size]], graphs.size
+        return graphs[:size], graphs.size
 
     def described(self, origin: str) -> str:
         """`origin`, followed by the choices that differ from the published run."""

@@ -53,7 +53,7 @@ class BlockModels(OfficialSource):
         chosen = {split: counts[split] for split in selection.split_or(("train",))}
         ids = consecutive(counts)
         numbers = np.concatenate([ids[PART_OF[split]] for split in chosen])
-        picked = selection.pick(numbers.size, f"{selection.name}, {' and '.join(chosen)}")
+        picked, available = selection.pick(numbers.size, f"{selection.name}, {' and '.join(chosen)}")
         cols, degrees, features, labels = [], [], [], []
         first = 0
         for number in numbers[picked]:
@@ -75,7 +75,7 @@ class BlockModels(OfficialSource):
             ndata={"feat": np.concatenate(features)[:, None], "label": np.concatenate(labels)},
             splits={part: np.sort(rows_of(ids, sizes)) for part, ids in graphs.items()},
             graph_ids=picked,
-            collection_size=numbers.size,
+            collection_size=available,
         )
 
     def _bits(self, number: int, purpose: int, count: int) -> np.ndarray:

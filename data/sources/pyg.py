@@ -152,9 +152,8 @@ class PygCollection(PygDataset):
             dataset = self.open(root)
             stored = [_mapped(dataset.processed_paths[("train", "val", "test").index(split)]) for split in splits]
             counts = {split: _count(one) for split, one in zip(splits, stored, strict=True)}
-        total = sum(counts.values())
-        picked = selection.pick(total, f"{folder}, {' and '.join(splits)}")
-        return self._batch(root, selection, stored, picked, splits=consecutive(counts), collection_size=total)
+        picked, available = selection.pick(sum(counts.values()), f"{folder}, {' and '.join(splits)}")
+        return self._batch(root, selection, stored, picked, splits=consecutive(counts), collection_size=available)
 
     def _batch(
         self, root: Path, selection: Selection, stored: Sequence[Stored], picked: np.ndarray, **about: Any
@@ -234,7 +233,7 @@ class OgbGraphs(_Ogb, PygCollection):
             sizes = vars(dataset._data._store).get("_num_nodes")  # where the nodes have no features
             stored = {**dataset._data.to_dict(), "sizes": sizes}, dataset.slices
             splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
-        picked, available = selection.pick_of(splits, _count(stored), str(folder))
+        picked, available = selection.pick(_count(stored), str(folder), splits)
         return self._batch(root, selection, [stored], picked, splits=splits, collection_size=available)
 
 

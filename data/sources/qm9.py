@@ -74,7 +74,7 @@ class Qm9(OfficialSource):
             _check(sizes, numbers, positions, values)
             sizes = sizes.astype(np.int64)
         graphs = split_of(sizes.size)
-        picked, available = selection.pick_of(graphs, sizes.size, str(path))
+        picked, available = selection.pick(sizes.size, str(path), graphs)
         atoms = rows_of(picked, sizes)
         element = np.searchsorted(list(ELEMENTS.values()), numbers[atoms])
         label = values[picked] * TARGETS[self.target][1]

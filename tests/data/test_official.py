@@ -552,4 +552,4 @@ def test_real_molecules(tmp_path, real, write_ogb):
     _, raw = find_graph("ogbg-molhiv", root=tmp_path, source="official")
     measured = measure(raw)
     assert (measured.figures["nodes"], measured.figures["nnz"]) == (entry.num_nodes, entry.nnz)
-    assert measured.bsb.num_tcbs == entry.published.num_tcbs
+    assert measured.bsb.num_tcbs == entry.published["num_tcbs"]
