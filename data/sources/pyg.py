@@ -137,7 +137,6 @@ class PygCollection(PygDataset):
         splits: those taken, one after the other, where the selection names none.
         task: "graph", or "node" for a label of each node.
         key_first: whether the first end of an edge is the key, which matters for edge features alone.
-        num_features: columns of the node features; 0 without any.
     """
 
     splits: tuple[Split, ...] = ("train",)
@@ -163,13 +162,12 @@ class PygCollection(PygDataset):
             ends, counts, label = _rows(stored, "edge_index"), _counts(stored, "edge_index"), _rows(stored, "y")
             sizes = stored[0][0].get("sizes")  # where the nodes have no features
             sizes = _counts(stored, "x") if sizes is None else np.array(sizes, np.int64)
-            feat, edge_feat = _rows(stored, "x"), _rows(stored, "edge_attr")
-            ndata = {} if feat is None else {"feat": feat}
+            ndata = {} if (feat := _rows(stored, "x")) is None else {"feat": feat}
             if self.task == "node":
                 ndata["label"] = as_integers("the label", label)
             elif label is not None:
                 about["graph_labels"] = label.reshape(sizes.size, -1)
-            if edge_feat is not None and selection.edge_features:
+            if selection.edge_features and (edge_feat := _rows(stored, "edge_attr")) is not None:
                 about["edata"] = {"feat": edge_feat.reshape(len(ends), -1)}
             ends = ends[:, ::-1] if self.key_first else ends
             origin = selection.described(self.files(root)[0].url)
