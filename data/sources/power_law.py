@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.canonical import to_csr
 from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource
@@ -37,11 +38,8 @@ class PowerLaw(OfficialSource):
             edges.sort()  # np.unique hashes, which takes six times as long
             edges = edges[np.diff(edges, prepend=-1) > 0]
         edges = edges[np.arange(self.num_edges) * edges.size // self.num_edges]
-        query, key = np.divmod(edges, nodes)
-        indptr = np.searchsorted(query, np.arange(nodes + 1)).astype(np.int32)
-        col = key.astype(np.int32)
         rule = f"power law of degrees, {nodes:,} nodes, {self.num_edges:,} edges"
-        return CsrGraph(indptr, col, rule)
+        return to_csr(*np.divmod(edges, nodes), nodes, rule)
 
 
 def _merged(rng: np.random.Generator, place: np.ndarray) -> np.ndarray:
