@@ -3,6 +3,7 @@
 import logging
 import os
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,6 +29,7 @@ from data.selection import Order, Selection, Split, refusal
 
 logger = logging.getLogger(__name__)
 
+CLONE = Path(__file__).resolve().parents[1]
 SOURCES = ("auto", *get_args(Source))
 # Of a file without features or labels under a name that is not registered.
 DEFAULT_FEATURE_DIM = 64
@@ -146,7 +148,8 @@ def find_graph(
     if source == "auto" and local.is_file():
         return "file", read_graph(local, selection)
     if entry.embedded is not None:
-        return "official", entry.embedded.load(root, selection)
+        graph = entry.official.load(CLONE / entry.embedded, selection)
+        return "official", replace(graph, origin=f"{graph.origin}, as shipped in {entry.embedded}")
     try:
         entry.official.fetch(root)
     except DatasetMissingError as missing:

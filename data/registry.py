@@ -39,7 +39,7 @@ class Dataset:
         citation: how to cite it.
         official: fetches and reads the publisher's files; None of a user's file.
         surrogate: generator of the surrogate and its arguments; see `synthetic`. None: `no_surrogate` says why.
-        embedded: the publisher's files that ship with this repository, read instead of a download; None for most sets.
+        embedded: folder of the publisher's files that ship with this repository, read instead of a download.
         feature_cardinalities: number of codes of each categorical column; None for float features.
         edge_feature_dim: columns of the edge features; 0 if the set has none.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
@@ -68,7 +68,7 @@ class Dataset:
     official: OfficialSource | None = None
     surrogate: Mapping[str, Any] | None = None
     no_surrogate: str = ""
-    embedded: OfficialSource | None = None
+    embedded: str | None = None
     feature_cardinalities: tuple[int, ...] | None = None
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
@@ -117,8 +117,8 @@ def _known(name: str) -> Dataset:
 
 def _entry(name: str, fields: dict[str, Any]) -> Dataset:
     fields = _with_tuples(fields)
-    made = {key: _made("sources", fields[key], "reader") for key in ("official", "embedded") if key in fields}
-    return Dataset(**{"name": name, "surrogate": fields.pop("synthetic", None), **fields, **made})
+    official, surrogate = _made("sources", fields.pop("official"), "reader"), fields.pop("synthetic", None)
+    return Dataset(name=name, official=official, surrogate=surrogate, **fields)
 
 
 def _made(package: str, arguments: Mapping[str, Any], kind: str) -> Any:

@@ -78,7 +78,7 @@ def info(
             state = "present" if remote.target.exists() else "missing"
             lines[f"file {remote.target}"] = f"{state}, from {remote.url or 'a script of the publisher'}"
         if entry.embedded is not None:
-            lines["shipped"] = f"data/embedded/{entry.embedded.shipped}, read instead of a download"
+            lines["shipped"] = f"{entry.embedded}, read instead of a download"
         for metric, value in block_stats.paper_figures(entry).items():
             if metric not in ("nodes", "nnz"):
                 lines[metric] = NOT_PUBLISHED if value is None else f"{value:.2f}, published"
@@ -95,7 +95,7 @@ def fetch(names: Names = None, everything: All = False, root: Root = Path("datas
         for name in _chosen(names, everything):
             entry = data.info(name)
             if entry.embedded is not None:
-                console.print(Text(f"{name}: ships with this repository, in data/embedded/{entry.embedded.shipped}"))
+                console.print(Text(f"{name}: ships with this repository, in {entry.embedded}"))
                 continue
             try:
                 if not entry.official.is_present(root):
