@@ -93,7 +93,7 @@ class BigBird(SequenceMask):
 
     def block_mask(self) -> np.ndarray:
         """[N / block, N / block] bool: whether a query block attends to a key block."""
-        blocks = np.arange(self.num_tokens // self.block)
+        blocks = _blocks(self.num_tokens, self.block)
         mask = np.abs(blocks[:, None] - blocks) <= 1
         mask[:, [0, -1]] = mask[[0, -1]] = True
         rng = np.random.default_rng(0)
@@ -121,7 +121,7 @@ class SelectedBlocks(SequenceMask):
 
     def block_mask(self) -> np.ndarray:
         """[N, N / block] bool: the blocks of each query."""
-        blocks = np.arange(self.num_tokens // self.block)
+        blocks = _blocks(self.num_tokens, self.block)
         own = np.repeat(blocks, self.block)[:, None]
         draw = np.random.default_rng(0).random((self.num_tokens, blocks.size))
         draw[blocks >= own] = 2
@@ -134,3 +134,10 @@ class SelectedBlocks(SequenceMask):
         cols = block[:, None] * self.block + np.arange(self.block)
         attends = cols <= query[:, None]
         return np.broadcast_to(query[:, None], cols.shape)[attends], cols[attends]
+
+
+def _blocks(num_tokens: int, block: int) -> np.ndarray:
+    """Numbers of the blocks of a sequence."""
+    if num_tokens % block:
+        raise ValueError(f"num_tokens: got {num_tokens}; a multiple of the block size {block} is needed")
+    return np.arange(num_tokens // block)

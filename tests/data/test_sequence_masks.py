@@ -90,3 +90,9 @@ def test_the_blocks_of_a_query_are_its_own_and_some_before_it():
     for query in range(96):
         expected = np.repeat(mask.block_mask()[query], 8) & (np.arange(96) <= query)
         np.testing.assert_array_equal(found[query], expected)
+
+
+@pytest.mark.parametrize("mask", [BigBird(100, 8), SelectedBlocks(100, 8)])
+def test_a_sequence_ends_with_a_block(mask):
+    with pytest.raises(ValueError, match="num_tokens: got 100; a multiple of the block size 8"):
+        mask.edges()
