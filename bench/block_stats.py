@@ -16,8 +16,7 @@ from bench.sparse_formats import count_bcsr_blocks, count_vectors, formula_bits,
 from common.csv_files import AS_TEXT, read_table
 from common.records import NOT_BUILT, NOT_PUBLISHED, Provenance
 from data.atomic import replacing
-from data.canonical import to_csr
-from data.graph import CsrGraph, RawGraph
+from data.graph import CsrGraph
 from data.registry import Dataset, names
 
 TableRow = dict[str, str]
@@ -56,9 +55,8 @@ class MeasuredGraph:
     deciles: list[tuple[int, int]]
 
 
-def measure(raw: RawGraph | CsrGraph) -> MeasuredGraph:
+def measure(graph: CsrGraph) -> MeasuredGraph:
     """Count the blocks of a graph."""
-    graph = to_csr(raw)
     bsb = BSB.from_csr(graph.indptr, graph.col)
     stats = bsb.stats()
     figures = {"nodes": graph.num_nodes} | {key: stats[key] for key in TARGETS if key in stats}
@@ -74,16 +72,16 @@ def paper_figures(entry: Dataset) -> dict[str, float | None]:
     The block means of a batch follow from the published number of blocks.
     """
     published = entry.published
-    if published is None:
+    if not published:
         return {key: {"nodes": entry.num_nodes, "nnz": entry.nnz}.get(key) for key in TARGETS}
     windows = -(-entry.num_nodes // 16)
     return {
         "nodes": entry.num_nodes,
         "nnz": entry.nnz,
-        "tcb_per_rw_mean": published.tcb_per_rw or published.num_tcbs / windows,
-        "tcb_per_rw_cv": published.tcb_per_rw_cv,
-        "nnz_per_tcb_mean": published.nnz_per_tcb or entry.nnz / published.num_tcbs,
-        "nnz_per_tcb_cv": published.nnz_per_tcb_cv,
+        "tcb_per_rw_mean": published.get("tcb_per_rw") or published["num_tcbs"] / windows,
+        "tcb_per_rw_cv": published.get("tcb_per_rw_cv"),
+        "nnz_per_tcb_mean": published.get("nnz_per_tcb") or entry.nnz / published["num_tcbs"],
+        "nnz_per_tcb_cv": published.get("nnz_per_tcb_cv"),
     }
 
 
@@ -116,11 +114,11 @@ def dataset_rows(entry: Dataset, measured: MeasuredGraph) -> list[TableRow]:
 def decile_rows(entry: Dataset, measured: MeasuredGraph) -> list[TableRow]:
     """One row per decile, with the row windows in it; the paper has four graphs."""
     published = entry.published
-    bounds = (published and published.deciles) or [None] * len(measured.deciles)
+    bounds = published.get("deciles") or [None] * len(measured.deciles)
     rows = []
     for number, (ours, paper) in enumerate(zip(measured.deciles, bounds, strict=False), 1):
         cells = {"decile": f"{10 * number}%", "ours_size": f"{measured.bsb.num_row_windows / 10:.0f}"}
-        cells |= {"paper_size": str(published.decile_size) if paper else NOT_PUBLISHED}
+        cells |= {"paper_size": str(published["decile_size"]) if paper else NOT_PUBLISHED}
         cells |= {"ours_min": str(ours[0]), "ours_max": str(ours[1])}
         cells |= dict(zip(("paper_min", "paper_max"), map(str, paper or (NOT_PUBLISHED,) * 2), strict=True))
         state = NOT_PUBLISHED

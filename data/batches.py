@@ -82,8 +82,8 @@ class GraphSet:
     """A collection, packed: `GraphSet(data.load(name, batch_size=None))`.
 
     The arrays are kept on a GPU if they fit into half of its free memory: a batch is then a few small kernels. Else
-    they stay in host memory, or in the files that they are mapped from, and a batch is copied from there without
-    waiting for the copy. Codes take the smallest type that holds them: all of ogbg-molhiv takes 45 MB.
+    they stay in host memory, and a batch is copied from there without waiting for the copy. Codes take the smallest
+    type that holds them: all of ogbg-molhiv takes 45 MB.
 
     Args:
         device: of the batches; None for the CPU.
@@ -121,7 +121,7 @@ class GraphSet:
             free, _ = torch.cuda.mem_get_info(self.device)
             if sum(array.nbytes for array in arrays.values()) <= KEPT_SHARE * free:
                 arrays = {key: array.to(self.device) for key, array in arrays.items()}
-                arrays["indptr"] = arrays["indptr"].long()  # once: on the host an array mapped from a file stays there
+                arrays["indptr"] = arrays["indptr"].long()
         self._arrays, self.kept_on = arrays, arrays["col"].device
 
     def __len__(self) -> int:

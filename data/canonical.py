@@ -1,17 +1,17 @@
 """Canonical form of the edges of a binary A: every edge once, sorted by row, then column."""
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.errors import RectangularGraphError
-from data.graph import Contents, CsrGraph, RawGraph
+from data.graph import MAX_NODES, CsrGraph
+from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
 
 MAX_INT32 = 2**31 - 1
-HASHED_AT_A_TIME = 1 << 22  # ids converted to int64 at a time: 32 MiB
 
 
 def distinct(xp: Any, keys: Any) -> Any:
@@ -29,85 +29,98 @@ def distinct(xp: Any, keys: Any) -> Any:
     return keys[first]
 
 
-def canonical_edges(row: np.ndarray, col: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray, int]:
+def canonical_edges(
+    row: np.ndarray, col: np.ndarray, num_nodes: int, edata: Mapping[str, np.ndarray] | None = None
+) -> tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]:
     """Remove duplicate edges and sort. Self loops and directions are kept.
 
     Args:
-        row: [E] int64, 0 <= row < num_nodes.
-        col: [E] int64, 0 <= col < num_nodes.
+        row, col: [E] int64, 0 <= row, col < num_nodes.
         num_nodes: N, below 2^31, so that row * N + col fits an int64.
+        edata: arrays of E rows.
 
     Returns:
-        (row, col, removed): two [nnz] int64 arrays and the number of removed duplicates.
+        (row, col, edata): two [nnz] int64 arrays, and the data of the first one of equal edges.
     """
     key = row * num_nodes + col
     if np.all(key[1:] > key[:-1]):  # already canonical, as published files are: no sort needed
-        return row, col, 0
-    unique = distinct(np, key)
-    return unique // num_nodes, unique % num_nodes, key.size - unique.size
+        return row, col, edata or {}
+    if edata:
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        is_first = np.concatenate([[True], key[1:] != key[:-1]])
+        key, edata = key[is_first], {name: values[order[is_first]] for name, values in edata.items()}
+    else:
+        key = distinct(np, key)
+    return key // num_nodes, key % num_nodes, edata or {}
 
 
-def first_of_each(row: np.ndarray, col: np.ndarray, num_nodes: int) -> np.ndarray:
-    """[nnz] int64: for each edge of `canonical_edges` the first of the given edges that is the same."""
-    key = row * num_nodes + col
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    return order[np.r_[True, key[1:] != key[:-1]][: key.size]]
+def to_csr(
+    row: np.ndarray,
+    col: np.ndarray,
+    num_nodes: int,
+    origin: str,
+    *,
+    edata: Mapping[str, np.ndarray] | None = None,
+    **contents: Any,
+) -> CsrGraph:
+    """The graph of edges as in `canonical_edges`; `contents` are further fields."""
+    listed = row.size
+    row, col, edata = canonical_edges(row, col, num_nodes, edata)
+    ids = np.int32 if col.size <= MAX_INT32 else np.int64
+    indptr = np.zeros(num_nodes + 1, ids)
+    np.cumsum(np.bincount(row, minlength=num_nodes), out=indptr[1:])
+    return CsrGraph(indptr, col.astype(ids), origin, listed - col.size, edata=edata, **contents)
 
 
-def edge_hash(row: np.ndarray, col: np.ndarray, num_nodes: int) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of N and the canonical edge list, the same on every machine."""
-    digest = hashlib.sha256(str(num_nodes).encode())
-    for ids in (row, col):
-        for part in _slices(ids.size):
-            digest.update(np.ascontiguousarray(ids[part], dtype="<i8"))
-    return digest.hexdigest()[:16]
+def checked_graph(
+    place: Path | str,
+    row: np.ndarray,
+    col: np.ndarray,
+    num_nodes: int,
+    *,
+    both_directions: bool = False,
+    edata: Mapping[str, np.ndarray] | None = None,
+    **contents: Any,
+) -> CsrGraph:
+    """The graph of edges [E], after a check of their ids and of its size.
+
+    Args:
+        place: the file or folder, for messages, and the origin unless `contents` has one.
+        both_directions: whether A gets both directions of each edge.
+        edata: arrays of E rows.
+        contents: further fields of `CsrGraph`.
+
+    Raises:
+        ValueError: an edge has an end outside 0 .. num_nodes - 1, or there are too many nodes or none.
+        MemoryError: the graph would not fit.
+    """
+    if not 1 <= num_nodes <= MAX_NODES:
+        raise ValueError(f"{place}: num_nodes is {num_nodes}; 1 to {MAX_NODES} are allowed")
+    for end, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
+        outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
+        if outside.size:
+            at = outside[0]
+            raise ValueError(f"{place}: edge {at} has the {end} {ids[at]}; allowed are 0 to {num_nodes - 1}")
+    num_edges = row.size * (2 if both_directions else 1)
+    needed = num_nodes * LOADING_BYTES_PER_NODE + num_edges * LOADING_BYTES_PER_EDGE
+    require_memory(f"{place}: num_nodes is {num_nodes:,}, with {num_edges:,} edges", needed)
+    row, col = (np.ascontiguousarray(ids, np.int64) for ids in (row, col))
+    if both_directions:
+        row, col = np.concatenate([row, col]), np.concatenate([col, row])
+        edata = {name: np.concatenate([values, values]) for name, values in (edata or {}).items()}
+    return to_csr(row, col, num_nodes, contents.pop("origin", str(place)), edata=edata, **contents)
 
 
-def csr_hash(indptr: np.ndarray, col: np.ndarray) -> str:
-    """`edge_hash` of a matrix in CSR, without an array of its rows."""
-    num_nodes = indptr.size - 1
-    digest = hashlib.sha256(str(num_nodes).encode())
-    for part in _slices(num_nodes):
-        rows = np.arange(part.start, part.stop, dtype="<i8")
-        digest.update(np.repeat(rows, np.diff(indptr[part.start : part.stop + 1])))
-    for part in _slices(col.size):
-        digest.update(np.ascontiguousarray(col[part], dtype="<i8"))
-    return digest.hexdigest()[:16]
-
-
-def _slices(size: int) -> Iterator[slice]:
-    for first in range(0, size, HASHED_AT_A_TIME):
-        yield slice(first, min(first + HASHED_AT_A_TIME, size))
-
-
-def with_self_loops(graph: RawGraph | CsrGraph) -> RawGraph:
+def with_self_loops(graph: CsrGraph) -> CsrGraph:
     """The graph with an edge from each node to itself; without edge data.
 
     Raises:
         RectangularGraphError: the keys are other nodes than the queries.
     """
-    if isinstance(graph, CsrGraph) and graph.num_keys is not None:
+    if graph.num_keys is not None:
         raise RectangularGraphError(f"{graph.origin}: self_loops: got True, and its keys are not its queries")
-    own = np.arange(graph.num_nodes, dtype=np.int64)
-    is_loop = graph.row == graph.col
-    row, col = (np.concatenate([ids[~is_loop].astype(np.int64, copy=False), own]) for ids in (graph.row, graph.col))
-    contents = {each.name: getattr(graph, each.name) for each in fields(Contents)} | {"edata": {}}
-    return RawGraph(row=row, col=col, num_nodes=graph.num_nodes, origin=graph.origin, **contents)
-
-
-def to_csr(graph: RawGraph | CsrGraph) -> CsrGraph:
-    """The canonical form of a graph; a CsrGraph, such as a kept surrogate, is returned unchanged."""
-    if isinstance(graph, CsrGraph):
-        return graph
-    edata = {}
-    if graph.edata:
-        kept = first_of_each(graph.row, graph.col, graph.num_nodes)
-        edata = {key: values[kept] for key, values in graph.edata.items()}
-    row, col, removed = canonical_edges(graph.row, graph.col, graph.num_nodes)
-    ids = np.int32 if col.size <= MAX_INT32 else np.int64
-    indptr = np.zeros(graph.num_nodes + 1, ids)
-    np.cumsum(np.bincount(row, minlength=graph.num_nodes), out=indptr[1:])
-    contents = {each.name: getattr(graph, each.name) for each in fields(Contents)} | {"edata": edata}
-    sha256 = edge_hash(row, col, graph.num_nodes)
-    return CsrGraph(indptr, col.astype(ids), sha256, graph.origin, removed, **contents)
+    own = np.arange(graph.num_nodes)
+    row, col = (np.concatenate([ids[graph.row != graph.col], own]) for ids in (graph.row, graph.col))
+    looped = to_csr(row, col, graph.num_nodes, graph.origin)
+    return replace(graph, indptr=looped.indptr, col=looped.col, edata={})

@@ -104,7 +104,7 @@ def check_classes(owner: str, label: np.ndarray, num_classes: int) -> None:
 def as_integers(name: str, values: np.ndarray) -> np.ndarray:
     """Whole numbers as int64. Raises a ValueError if some are none, which a conversion would cut off."""
     with np.errstate(invalid="ignore"):
-        whole = values.astype(np.int64)
+        whole = values.astype(np.int64, copy=False)
     if values.dtype.kind == "f" or values.dtype == np.uint64:
         wrong = values[whole != values]
         if wrong.size:

@@ -9,10 +9,10 @@ stored entry is an edge, whatever its value.
     .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
     .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
                  local to their graph, each edge once); `batch_size` of them form the batch. Optional `feat` (float, a
-                 row for each node), the three parts of a split and `graph_label`, whose type says what a model gets and
-                 how it is scored: integers [B] are classes, -1 for unknown; integers [B, T] answers to T questions, 1
-                 for yes, 0 for no, -1 for unknown (ROC-AUC); floats [B, T] targets of regression, NaN for a missing
-                 one (mean absolute error). With `feat` it may be larger than memory: see `data.mapped_collections`
+                 row for each node), `edge_feat` (as above), the three parts of a split and `graph_label`, whose type
+                 says what a model gets and how it is scored: integers [B] are classes, -1 for unknown; integers [B, T]
+                 answers to T questions, 1 for yes, 0 for no, -1 for unknown (ROC-AUC); floats [B, T] targets of
+                 regression, NaN for a missing one (mean absolute error)
     .mtx         a square Matrix Market file in coordinate format
     .txt .csv .tsv   an edge list in its first two columns, plain or with .gz: integers between spaces, tabs, commas or
                  semicolons, as its first line has them; # comments; with or without a header line (without numbers).
@@ -38,19 +38,20 @@ from typing import Any
 
 import numpy as np
 
+from data.canonical import checked_graph
 from data.errors import DatasetMissingError
 from data.features import as_features, as_integers, check_classes, check_splits
-from data.graph import MAX_NODES, PARTS, CsrGraph, RawGraph, Target
-from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, fits, require_memory
-from data.packed import join_graphs, rows_of
-from data.selection import Selection, refusal, renumbered
+from data.graph import MAX_NODES, PARTS, CsrGraph, Target
+from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
+from data.packed import join_graphs
+from data.selection import Selection, refusal
 
 logger = logging.getLogger(__name__)
 
 SPLIT = tuple(f"{part}_ids" for part in PARTS)
 # Names of the arrays: needed and optional ones.
 GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_feat", *SPLIT)
-COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "graph_label", *SPLIT)
+COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "edge_feat", "graph_label", *SPLIT)
 TEXT = (".txt", ".csv", ".tsv", ".txt.gz", ".csv.gz", ".tsv.gz")
 ENDS = (("query", "key"), ("target", "source"), ("dst", "src"), ("to", "from"))  # columns by name, the query first
 ID = re.compile(r"\s*[+-]?\d{1,18}(\.0*)?\s*")
@@ -61,19 +62,17 @@ MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each t
 Arrays = Mapping[str, np.ndarray]
 
 
-def read_graph(path: str | Path, selection: Selection, mapped: Path | None = None) -> RawGraph | CsrGraph:
+def read_graph(path: str | Path, selection: Selection) -> CsrGraph:
     """Read a graph file. Its suffix, and the arrays of an .npz, determine the format.
 
     Args:
         path: the file.
         selection: graphs to take from a collection of small graphs; files have no splits to choose.
-        mapped: folder for the CSR arrays of a collection that does not fit into memory; None refuses one.
 
     Raises:
         DatasetMissingError: the file does not exist.
         ValueError: the file is damaged, of an unknown format, or holds ids or sizes out of range.
         MemoryError: the graph would not fit.
-        OSError: the CSR arrays of a collection cannot be written.
     """
     path = Path(path)
     if not path.exists():
@@ -82,12 +81,12 @@ def read_graph(path: str | Path, selection: Selection, mapped: Path | None = Non
         raise ValueError(f"{path}: cannot be read: a folder, a pipe or a device; a graph file is needed")
     name = path.name.lower()
     if name.endswith(".npz"):
-        raw = _read_npz(path, selection, mapped)
+        raw = _read_npz(path, selection)
     elif name.endswith(".mtx"):
         raw = _of_matrix(path, _reading(path, _read_mtx))
     elif _text_ending(path):
         table = nodes_table(path)
-        raw = _with_table(path, table, read_pairs(path)) if table else _ranked(path, read_pairs(path))
+        raw = _with_table(path, table, read_pairs(path)) if table else ranked_graph(path, read_pairs(path))
     else:
         raise ValueError(f"{path}: unknown format; allowed endings are .npz, .mtx, {', '.join(TEXT)}")
     why = f"{path} holds {'one graph' if raw.graph_sizes is None else 'no splits'}"
@@ -195,7 +194,7 @@ def _check_lines(path: Path, separator: str, has_header: bool, ends: list[int]) 
             )
 
 
-def _with_table(path: Path, table: Path, pairs: np.ndarray) -> RawGraph:
+def _with_table(path: Path, table: Path, pairs: np.ndarray) -> CsrGraph:
     """The graph of edges and of the nodes in a table, with their features, labels and split."""
     import pandas as pd
 
@@ -236,17 +235,16 @@ def _with_table(path: Path, table: Path, pairs: np.ndarray) -> RawGraph:
         for name, column in zip(names, numbers.T, strict=True):
             refuse(~np.isfinite(column), name, "a feature is a finite number")
         ndata["feat"] = numbers[order]
-    row, col = np.ascontiguousarray(place.T, dtype=np.int64)
-    return checked_graph(path, row, col, ids.size, ndata=ndata, splits=splits)
+    return checked_graph(path, *place.T, ids.size, ndata=ndata, splits=splits)
 
 
-def _ranked(path: Path, pairs: np.ndarray) -> RawGraph:
+def ranked_graph(path: Path, pairs: np.ndarray, both_directions: bool = False) -> CsrGraph:
     """The graph of edges with any ids: an id becomes its rank among all ids of the file."""
     ids, rank = np.unique(pairs, return_inverse=True)
     if ids[-1] != ids.size - 1:
         logger.info("%s: node ids have gaps; a node is now the rank of its id (0 to %d)", path, ids.size - 1)
-    row, col = np.ascontiguousarray(rank.reshape(pairs.shape).T, dtype=np.int64)
-    return checked_graph(path, row, col, ids.size, ndata={"id": ids} if ids[-1] != ids.size - 1 else {})
+    ndata = {"id": ids} if ids[-1] != ids.size - 1 else {}
+    return checked_graph(path, *rank.reshape(pairs.shape).T, ids.size, both_directions=both_directions, ndata=ndata)
 
 
 def _read_mtx(path: Path) -> Any:
@@ -271,14 +269,14 @@ def _read_scipy(path: Path) -> Any:
     return matrix.tocoo()
 
 
-def _of_matrix(path: Path, matrix: Any) -> RawGraph:
+def _of_matrix(path: Path, matrix: Any) -> CsrGraph:
     rows, columns = matrix.shape
     if rows != columns:
         raise ValueError(f"{path}: the matrix is {rows} x {columns}; a graph needs a square one")
     return checked_graph(path, matrix.row.astype(np.int64), matrix.col.astype(np.int64), rows)
 
 
-def _read_npz(path: Path, selection: Selection, mapped: Path | None) -> RawGraph | CsrGraph:
+def _read_npz(path: Path, selection: Selection) -> CsrGraph:
     names = set(_reading(path, _names))
     if "format" in names:
         return _of_matrix(path, _reading(path, _read_scipy))
@@ -287,8 +285,9 @@ def _read_npz(path: Path, selection: Selection, mapped: Path | None) -> RawGraph
             if unread := sorted(names - {*needed, *optional}):
                 text = "%s: the arrays %s are not read; those that are read besides %s: %s"
                 logger.warning(text, path, ", ".join(unread), ", ".join(needed), ", ".join(optional))
-            known = names & {*needed, *optional}
-            return _one_graph(path, known) if needed is GRAPH else _collection(path, known, selection, mapped)
+            if needed is COLLECTION:
+                return read_collection(path, selection)
+            return _one_graph(path, names & {*needed, *optional}, selection)
     raise ValueError(
         f"{path}: holds the arrays {sorted(names)}; allowed are src_li, dst_li, num_nodes, or those of "
         "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
@@ -325,8 +324,8 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
     return arrays
 
 
-def _one_graph(path: Path, names: set[str]) -> RawGraph:
-    arrays = _arrays(path, names)
+def _one_graph(path: Path, names: set[str], selection: Selection) -> CsrGraph:
+    arrays = _arrays(path, names - (set() if selection.edge_features else {"edge_feat"}))
     row, col, num_nodes = arrays["src_li"], arrays["dst_li"], int(arrays["num_nodes"])
     if row.size != col.size:
         raise ValueError(f"{path}: src_li has {row.size} entries and dst_li {col.size}; they must agree")
@@ -338,13 +337,20 @@ def _one_graph(path: Path, names: set[str]) -> RawGraph:
         if label.size != num_nodes:
             raise ValueError(f"{path}: label has {label.size} entries; one for each of {num_nodes} nodes is needed")
         check_classes(str(path), label, MAX_CLASSES)
-    if "edge_feat" in names:
+    if "edge_feat" in arrays:
         edata["feat"] = as_features(path, "edge_feat", arrays["edge_feat"], row.size, most_codes=MAX_CLASSES)
     return checked_graph(path, row, col, num_nodes, ndata=ndata, edata=edata, splits=_split(path, arrays, num_nodes))
 
 
-def _collection(path: Path, names: set[str], selection: Selection, mapped: Path | None) -> RawGraph | CsrGraph:
-    arrays = _arrays(path, names - {"u", "v", "feat"})
+def read_collection(path: Path, selection: Selection, with_codes: bool = False) -> CsrGraph:
+    """Read an .npz of many small graphs; errors as `read_graph`.
+
+    Args:
+        with_codes: whether `feat` may hold codes, of which the caller knows the numbers.
+    """
+    names = {*_reading(path, _names)} & {*COLLECTION, *WITH_COLLECTION}
+    rows = names & {"u", "v", "feat", *(("edge_feat",) if selection.edge_features else ())}
+    arrays = _arrays(path, names - {"u", "v", "feat", "edge_feat"})
     sizes, edge_counts, count = arrays["node_counts"], arrays["edge_counts"], arrays["node_counts"].size
     if count == 0 or count != edge_counts.size:
         raise ValueError(
@@ -355,37 +361,35 @@ def _collection(path: Path, names: set[str], selection: Selection, mapped: Path 
         raise ValueError(f"{path}: node_counts must be 1 or more, edge_counts 0 or more, each below 2^31")
     labels, target = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else (None, None)
     splits = _split(path, arrays, count)
-    picked = selection.pick(count, str(path))
-    about = {
-        "graph_labels": None if labels is None else labels[picked],
-        "target": target,
-        "splits": splits and renumbered(splits, picked, count),
-        "graph_ids": picked,
-        "collection_size": count,
-    }
-    origin = selection.described(str(path))
-    from data.mapped_collections import loading_bytes, mapped_csr  # on use: of collections alone
-
-    needed = loading_bytes(path, int(sizes[picked].sum()), int(edge_counts[picked].sum()))
-    if mapped and "feat" in names and not fits(needed):
-        if selection.order != "dataset":
-            raise MemoryError(
-                f"{path}: about {needed / 2**30:.1f} GiB needed; a collection that does not fit into memory is read "
-                f"with order='dataset' only, and got {selection.order!r}"
-            )
-        return mapped_csr(path, origin, sizes, edge_counts, picked.size, mapped, about)
+    picked, available = selection.pick(count, str(path), splits)
+    needed = int(sizes[picked].sum()) * LOADING_BYTES_PER_NODE
+    needed += 2 * int(edge_counts[picked].sum()) * LOADING_BYTES_PER_EDGE
     require_memory(f"{path}: {picked.size:,} graphs", needed)
-    ends = _arrays(path, ("u", "v"))
-    if not edge_counts.sum() == ends["u"].size == ends["v"].size:
+    arrays |= _arrays(path, rows)
+    u, v = arrays["u"], arrays["v"]
+    if not edge_counts.sum() == u.size == v.size:
         raise ValueError(
-            f"{path}: edge_counts sum to {edge_counts.sum()}, u has {ends['u'].size} entries and v {ends['v'].size}; "
-            "they must agree"
+            f"{path}: edge_counts sum to {edge_counts.sum()}, u has {u.size} entries and v {v.size}; they must agree"
         )
-    feat = None
-    if "feat" in names:
-        feat = as_features(path, "feat", _arrays(path, ("feat",))["feat"], int(sizes.sum()))[rows_of(picked, sizes)]
-    pairs = np.stack([ends["u"], ends["v"]], 1)[rows_of(picked, edge_counts)]
-    return join_graphs(sizes[picked], edge_counts[picked], pairs, feat, None, origin, **about)
+    ndata, edata = {}, {}
+    if "feat" in rows:
+        most = MAX_CLASSES if with_codes else 0
+        ndata["feat"] = as_features(path, "feat", arrays["feat"], int(sizes.sum()), most)
+    if "edge_feat" in rows:
+        edata["feat"] = as_features(path, "edge_feat", arrays["edge_feat"], u.size, MAX_CLASSES)
+    return join_graphs(
+        picked,
+        sizes,
+        edge_counts,
+        np.stack([u, v], 1),
+        selection.described(str(path)),
+        ndata=ndata,
+        edata=edata,
+        graph_labels=labels,
+        target=target,
+        splits=splits,
+        collection_size=available,
+    )
 
 
 def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarray, Target]:
@@ -428,26 +432,3 @@ def _split(path: Path, arrays: Arrays, count: int) -> dict[str, np.ndarray] | No
     splits = {part: arrays[name] for part, name in zip(PARTS, SPLIT, strict=True)}
     check_splits(path, splits, count, "{}_ids")
     return {part: np.sort(ids) for part, ids in splits.items()}
-
-
-def checked_graph(place: Path, row: np.ndarray, col: np.ndarray, num_nodes: int, **contents: Any) -> RawGraph:
-    """The graph of edges [E] int64, after a check of its ids and size.
-
-    Args:
-        place: the file or folder, for messages, and the origin unless `contents` has one.
-        contents: further fields of `RawGraph`.
-
-    Raises:
-        ValueError: an edge has an end outside 0 .. num_nodes - 1, or there are too many nodes or none.
-        MemoryError: the graph would not fit.
-    """
-    if not 1 <= num_nodes <= MAX_NODES:
-        raise ValueError(f"{place}: num_nodes is {num_nodes}; 1 to {MAX_NODES} are allowed")
-    for end, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
-        outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
-        if outside.size:
-            at = outside[0]
-            raise ValueError(f"{place}: edge {at} has the {end} {ids[at]}; allowed are 0 to {num_nodes - 1}")
-    needed = num_nodes * LOADING_BYTES_PER_NODE + row.size * LOADING_BYTES_PER_EDGE
-    require_memory(f"{place}: num_nodes is {num_nodes:,}, with {row.size:,} edges", needed)
-    return RawGraph(row, col, num_nodes, contents.pop("origin", str(place)), **contents)

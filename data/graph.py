@@ -1,5 +1,6 @@
-"""Graphs as the sources give them (`RawGraph`), in canonical form (`CsrGraph`) and as `load` returns them."""
+"""Graphs as the sources give them (`CsrGraph`) and as `load` returns them (`LoadedGraph`)."""
 
+import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,32 +21,19 @@ Metric = Literal["accuracy", "balanced_accuracy", "rocauc", "ap", "mae", "rmse",
 Target = tuple[Metric | None, int]  # of a file's graph labels: their metric, and a model's outputs
 PARTS = ("train", "valid", "test")
 MAX_NODES = 2**31 - 1  # the kernels keep node ids as int32
+HASHED_ROWS, HASHED_IDS = 1 << 16, 1 << 22  # converted to int64 at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphSpec:
-    """Name and size of a graph, or of a batch of small graphs, which the registry states and surrogates have.
-
-    Attributes:
-        name: registered name.
-        num_nodes: nodes; for a collection of small graphs those of its first `num_graphs`.
-        nnz: directed edges, nnz(A), of the same graphs.
-        symmetric: whether A is symmetric.
-        num_graphs: number of graphs that `num_nodes` and `nnz` count; None for a single graph.
-    """
-
-    name: str
-    num_nodes: int
-    nnz: int
-    symmetric: bool
-    num_graphs: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Contents:
-    """Node data, edge data and graph sizes of a graph.
+@dataclass(frozen=True, eq=False)
+class CsrGraph:
+    """A graph as its source gives it, in canonical form: every edge once, sorted by row and then column.
 
     Attributes:
+        indptr: [N + 1] offset of each row's edges; int32, or int64 from 2^31 edges on. A row is a query.
+        col: [nnz] of the same type, the keys.
+        origin: URL, path or a description of the generator.
+        removed: number of repeated edges that the source lists.
+        num_keys: columns of A, where these are other nodes than its rows; None: the same nodes.
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
         ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]), "label" (int64 [N]) and, of an edge
             list whose ids have gaps, "id" (int64 [N], ascending): the ids of its nodes.
@@ -58,6 +46,11 @@ class Contents:
             unknown.
     """
 
+    indptr: np.ndarray
+    col: np.ndarray
+    origin: str
+    removed: int = 0
+    num_keys: int | None = None
     graph_sizes: np.ndarray | None = None
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -67,44 +60,6 @@ class Contents:
     graph_ids: np.ndarray | None = None
     collection_size: int | None = None
 
-
-@dataclass(frozen=True, eq=False)
-class RawGraph(Contents):
-    """A graph as its source holds it: ids are checked, duplicate edges are allowed.
-
-    Attributes:
-        row: [E] int64, the query of each edge (a row of A).
-        col: [E] int64, its key (a column of A).
-        num_nodes: N.
-        origin: URL, path or a description of the generator.
-    """
-
-    row: np.ndarray
-    col: np.ndarray
-    num_nodes: int
-    origin: str
-
-
-@dataclass(frozen=True, eq=False)
-class CsrGraph(Contents):
-    """A graph in canonical form: every edge once, sorted by row and then column. Of duplicate edges `edata` keeps the
-    first one's row.
-
-    Attributes:
-        indptr: [N + 1] offset of each row's edges; int32, or int64 from 2^31 edges on.
-        col: [nnz] of the same type, the columns.
-        sha256, origin: see `GraphMeta`.
-        removed: number of duplicates left out.
-        num_keys: columns of A, where these are other nodes than its rows; None: the same nodes.
-    """
-
-    indptr: np.ndarray
-    col: np.ndarray
-    sha256: str
-    origin: str
-    removed: int = 0
-    num_keys: int | None = None
-
     @property
     def num_nodes(self) -> int:
         return self.indptr.size - 1
@@ -113,6 +68,17 @@ class CsrGraph(Contents):
     def row(self) -> np.ndarray:
         """[nnz] row of each edge, computed on first use."""
         return np.repeat(np.arange(self.num_nodes, dtype=self.col.dtype), np.diff(self.indptr))
+
+    @cached_property
+    def sha256(self) -> str:
+        """First 16 hexadecimal digits of the SHA-256 of N, rows and columns, the same on every machine."""
+        digest = hashlib.sha256(str(self.num_nodes).encode())
+        for first in range(0, self.num_nodes, HASHED_ROWS):
+            offsets = self.indptr[first : first + HASHED_ROWS + 1]
+            digest.update(np.repeat(np.arange(first, first + offsets.size - 1, dtype="<i8"), np.diff(offsets)))
+        for first in range(0, self.col.size, HASHED_IDS):
+            digest.update(self.col[first : first + HASHED_IDS].astype("<i8"))
+        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)

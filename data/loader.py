@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from data.canonical import to_csr, with_self_loops
+from data.canonical import with_self_loops
 from data.errors import DatasetMissingError, DownloadError, RectangularGraphError
 from data.features import (
     check_classes,
@@ -22,13 +22,14 @@ from data.features import (
     require_feature_memory,
 )
 from data.files import read_graph
-from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, RawGraph, Source, to_tensor
+from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, Source, to_tensor
 from data.memory import fits
 from data.registry import Dataset, info, names
 from data.selection import Order, Selection, Split, refusal
 
 logger = logging.getLogger(__name__)
 
+CLONE = Path(__file__).resolve().parents[1]
 SOURCES = ("auto", *get_args(Source))
 # Of a file without features or labels under a name that is not registered.
 DEFAULT_FEATURE_DIM = 64
@@ -84,9 +85,7 @@ def load(
     Returns:
         The graph as CSR tensors on the CPU, each edge once, int32 ids (int64 from 2^31 edges on), and as a DGLGraph
         where `graph` is asked for. `node_data["feat"]` is float32 [N, F] or int64 [N, C], `node_data["label"]` int64
-        [N] where known, [N, C] if a node has several. A file's collection of small graphs with features that does not
-        fit into memory is converted once, below `root`/mapped; edges and features are then tensors over those files,
-        which must not be written to, and sizes, labels and splits are in memory.
+        [N] where known, [N, C] if a node has several. Features of IGB and papers100M are mapped from files.
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
@@ -94,17 +93,14 @@ def load(
             one whose keys are other nodes than its queries; the text names it and the allowed values.
         TypeError: batch_size or seed is no integer, root or path no path.
         MemoryError: the graph would not fit.
-        OSError: there is no room on disk for a collection that does not fit into memory.
     """
-    chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed}
-    found_in, raw = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
+    chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed, "edge_features": edge_features}
+    found_in, graph = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
     if self_loops:
         if edge_features:
             raise ValueError("self_loops: got True with edge_features=True; self-loops have no features")
-        raw = with_self_loops(raw)
-    return _finish(
-        name, info(name) if name in names() else None, found_in, raw, seed, features, edge_features, random_walk
-    )
+        graph = with_self_loops(graph)
+    return _finish(_described(name, graph), found_in, graph, seed, features, edge_features, random_walk)
 
 
 def find_graph(
@@ -115,11 +111,11 @@ def find_graph(
     path: str | os.PathLike[str] | None = None,
     features: bool = False,
     **choice: Any,
-) -> tuple[Source, RawGraph | CsrGraph]:
-    """First step of `load`: the source that has the graph, and its edges, possibly with duplicates.
+) -> tuple[Source, CsrGraph]:
+    """First step of `load`: the source that has the graph, and its edges.
 
-    Arguments and errors are those of `load`, `choice` are batch_size, order, split and seed. `features`: a surrogate
-    whose random features would not fit is refused before it is generated.
+    Arguments and errors are those of `load`; `choice` are the fields of `Selection`. `features`: a surrogate whose
+    random features would not fit is refused before it is generated.
     """
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; a text such as 'cora' is needed")
@@ -129,14 +125,14 @@ def find_graph(
         raise ValueError(f"path: got {str(path)!r} with source={source!r}; a path goes with source 'file' or 'auto'")
     selection = Selection(**choice, name=name)
     root, path = Path(root), None if path is None else Path(path)
-    local, mapped = root / f"{name}.npz", root / "mapped"
+    local = root / f"{name}.npz"
     if path is not None and name in names() and path.name.partition(".")[0] != name:
         text = "%s: read under the name of a registered data set, %s, which results carry; give it a name of its own "
         logger.warning(text + "(name, data.name in a configuration)", path, name)
     if path is not None or source == "file":
-        return "file", read_graph(path or local, selection, mapped)
+        return "file", read_graph(path or local, selection)
     if source == "auto" and name not in names() and local.is_file():
-        return "file", read_graph(local, selection, mapped)
+        return "file", read_graph(local, selection)
     entry = info(name)
     if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
         raise ValueError(wrong)
@@ -150,15 +146,16 @@ def find_graph(
         entry.official.verify(root)
         return "official", entry.official.load(root, selection)
     if source == "auto" and local.is_file():
-        return "file", read_graph(local, selection, mapped)
+        return "file", read_graph(local, selection)
     if entry.embedded is not None:
-        return "official", entry.embedded.load(root, selection)
+        graph = entry.official.load(CLONE / entry.embedded, selection)
+        return "official", replace(graph, origin=f"{graph.origin}, as shipped in {entry.embedded}")
     try:
         entry.official.fetch(root)
     except DatasetMissingError as missing:
         # There is a surrogate for "auto", but for a publisher who may answer later, a choice of graphs, and a graph
         # whose surrogate takes minutes.
-        is_large = entry.surrogate["generator"] in ("NoSurrogate", "HugeGraph")
+        is_large = entry.surrogate is None or entry.surrogate["generator"] == "huge.HugeGraph"
         is_choice = entry.num_graphs is not None and not selection.is_default
         if source == "official" or isinstance(missing, DownloadError) or is_large or is_choice:
             raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
@@ -168,7 +165,7 @@ def find_graph(
     return "official", entry.official.load(root, selection)
 
 
-def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool) -> RawGraph | CsrGraph:
+def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool) -> CsrGraph:
     from data.synthetic.generate import expected_size, surrogate  # on use: most runs are of real graphs
 
     batch_size = selection.batch_size or 1
@@ -176,12 +173,12 @@ def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool)
         nodes = expected_size(entry, batch_size)[1]
         about = entry.feature_dim, entry.feature_cardinalities
         require_feature_memory(f"the surrogate of {entry.name}", nodes, *about)
-    return surrogate(entry, entry.synthetic, root, batch_size, selection.seed)
+    return surrogate(entry, root, batch_size, selection.seed)
 
 
 def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: DatasetMissingError) -> str:
     alternative = "source='synthetic' gives a surrogate; "
-    if entry.surrogate["generator"] == "NoSurrogate":
+    if entry.surrogate is None:
         alternative = ""
     elif entry.num_graphs is not None and not selection.is_default:
         alternative = "source='synthetic' gives a surrogate, but only with a batch_size, order 'dataset' and no split; "
@@ -191,22 +188,40 @@ def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: Data
     )
 
 
+def _described(name: str, csr: CsrGraph) -> Dataset:
+    """The registered data set, or one with what a file under another name holds."""
+    if name in names():
+        return info(name)
+    if csr.graph_labels is not None:
+        metric, num_classes = csr.target
+    else:
+        metric, num_classes = None, int(csr.ndata["label"].max()) + 1 if "label" in csr.ndata else 0
+    return Dataset(
+        name=name,
+        task="node" if csr.graph_sizes is None else "graph",
+        num_nodes=csr.num_nodes,
+        nnz=csr.col.size,
+        num_classes=num_classes or DEFAULT_NUM_CLASSES,  # no labels, or all of them unknown
+        feature_dim=DEFAULT_FEATURE_DIM,
+        metric=metric,
+    )
+
+
 def _finish(
-    name: str,
-    entry: Dataset | None,
+    entry: Dataset,
     source: Source,
-    raw: RawGraph | CsrGraph,
+    csr: CsrGraph,
     seed: int,
     features: bool,
     edge_features: bool,
     random_walk: int,
 ) -> LoadedGraph:
-    """Make edges canonical, add features if the source has none, and describe the graph."""
-    original = "feat" in raw.ndata
-    cardinalities = entry.feature_cardinalities if entry else None
-    feature_dim = entry.feature_dim if entry else DEFAULT_FEATURE_DIM
+    """Check the contents, add features if the source has none, and describe the graph."""
+    name, owner = entry.name, f"{entry.name} ({csr.origin})"
+    _check_contents(entry, owner, csr)
+    original, feature_dim, cardinalities = "feat" in csr.ndata, entry.feature_dim, entry.feature_cardinalities
     if original:
-        feat, owner = raw.ndata["feat"], f"{name} ({raw.origin})"
+        feat = csr.ndata["feat"]
         if source == "official":
             check_kind(owner, "node features", feat, cardinalities)
         feature_dim, cardinalities = feat.shape[1], cardinalities if feat.dtype.kind == "i" else None
@@ -215,24 +230,7 @@ def _finish(
         elif source == "official" and (not isinstance(feat, np.memmap) or (features and fits(feat.nbytes))):
             check_finite(owner, "feat", feat)  # of a mapped file, which this reads, only where memory keeps it
     elif features:
-        require_feature_memory(raw.origin, raw.num_nodes, feature_dim, cardinalities)
-    if entry and "label" in raw.ndata and raw.ndata["label"].ndim == 1:
-        check_classes(f"{name} ({raw.origin})", raw.ndata["label"], entry.num_classes)
-    if raw.graph_labels is not None and (entry is None or entry.task == "graph"):
-        metric, classes = (entry.metric, entry.num_classes) if entry else raw.target
-        if metric is None:
-            raise ValueError(
-                f"{name} ({raw.origin}): graph_label holds neither answers, integers of 1, 0, and -1 for unknown, nor "
-                "targets, floats that are not all 0 or 1"
-            )
-        check_targets(f"{name} ({raw.origin})", raw.graph_labels, classes, metric)
-
-    if raw.splits is not None:
-        of_nodes = raw.graph_sizes is None or (entry and entry.task == "node")
-        rows = raw.num_nodes if of_nodes else len(raw.graph_sizes)
-        check_splits(f"{name} ({raw.origin})", raw.splits, rows)
-
-    csr = to_csr(raw if edge_features else replace(raw, edata={}))  # unread features need not be sorted
+        require_feature_memory(csr.origin, csr.num_nodes, feature_dim, cardinalities)
     if features and csr.num_keys is not None:
         raise RectangularGraphError(
             f"{name}: its keys are other nodes than its queries, and models need one set of nodes; features=False "
@@ -241,7 +239,6 @@ def _finish(
     if csr.removed:
         listed = csr.col.size + csr.removed
         logger.info("%s: %d edges are listed, %d of them different: each counts once", name, listed, csr.col.size)
-
     if source == "official":
         found = {"feature columns": (feature_dim, entry.feature_dim)}
         if entry.num_graphs is None:
@@ -254,7 +251,6 @@ def _finish(
     ndata = dict(csr.ndata)
     if not original and features:
         ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
-
     sizes = np.array([csr.num_nodes]) if csr.graph_sizes is None else csr.graph_sizes
     if random_walk:
         from data.random_walk import random_walk_encoding
@@ -263,23 +259,14 @@ def _finish(
     node_data = {key: to_tensor(values) for key, values in ndata.items()}
     edge_data, about_edges = {}, {}
     if edge_features:
-        values, about_edges = _edge_features(name, entry, source, csr, seed)
+        values, about_edges = _edge_features(entry, owner, source, csr, seed)
         edge_data["feat"] = to_tensor(values)
-
-    if entry:
-        num_classes = entry.num_classes
-    elif csr.graph_labels is not None:
-        num_classes = csr.target[1]
-    else:
-        num_classes = int(ndata["label"].max()) + 1 if "label" in ndata else 0
-    num_classes = num_classes or DEFAULT_NUM_CLASSES  # no labels, or all of them unknown
-    task = entry.task if entry else ("node" if csr.graph_sizes is None else "graph")
-    labels = node_data.get("label") if task == "node" else to_tensor(csr.graph_labels)
+    labels = node_data.get("label") if entry.task == "node" else to_tensor(csr.graph_labels)
     meta = GraphMeta(
         name=name,
         source=source,
         origin=csr.origin,
-        task=task,
+        task=entry.task,
         num_nodes=csr.num_nodes,
         num_edges=csr.col.size,
         num_graphs=sizes.size,
@@ -287,13 +274,13 @@ def _finish(
         feature_dim=feature_dim,
         feature_cardinalities=cardinalities,
         features="original" if original else "random",
-        num_classes=num_classes,
-        licence=entry.licence if entry else "",
-        citation=entry.citation if entry else "",
+        num_classes=entry.num_classes,
+        licence=entry.licence,
+        citation=entry.citation,
         sha256=csr.sha256,
         collection_size=csr.collection_size,
         num_keys=csr.num_keys,
-        unit=entry.unit if entry else "",
+        unit=entry.unit,
         **about_edges,
     )
     return LoadedGraph(
@@ -304,36 +291,53 @@ def _finish(
         edge_data=edge_data,
         meta=meta,
         labels=labels,
-        splits=None if csr.splits is None else {part: to_tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
-        metric=None if labels is None else entry.metric if entry else csr.target and csr.target[0],
+        splits=csr.splits and {part: to_tensor(csr.splits[part].astype(np.int64)) for part in PARTS},
+        metric=None if labels is None else entry.metric,
         graph_ids=to_tensor(csr.graph_ids),
     )
 
 
+def _check_contents(entry: Dataset, owner: str, csr: CsrGraph) -> None:
+    """Raise a ValueError unless labels and splits are of the data set's kind."""
+    if "label" in csr.ndata and csr.ndata["label"].ndim == 1:
+        check_classes(owner, csr.ndata["label"], entry.num_classes)
+    if csr.graph_labels is not None and entry.task == "graph":
+        if entry.metric is None:
+            raise ValueError(
+                f"{owner}: graph_label holds neither answers, integers of 1, 0, and -1 for unknown, nor targets, "
+                "floats that are not all 0 or 1"
+            )
+        check_targets(owner, csr.graph_labels, entry.num_classes, entry.metric)
+    if csr.splits is not None:
+        of_nodes = csr.graph_sizes is None or entry.task == "node"
+        check_splits(owner, csr.splits, csr.num_nodes if of_nodes else len(csr.graph_sizes))
+
+
 def _edge_features(
-    name: str, entry: Dataset | None, source: Source, csr: CsrGraph, seed: int
+    entry: Dataset, owner: str, source: Source, csr: CsrGraph, seed: int
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """[nnz, F] float32 or [nnz, C] int64, and their fields of `GraphMeta`."""
-    values, cardinalities = csr.edata.get("feat"), entry.edge_feature_cardinalities if entry else None
+    values, cardinalities = csr.edata.get("feat"), entry.edge_feature_cardinalities
     kind = "random" if values is None else "original"
     if values is not None and source == "official":
-        check_kind(f"{name} ({csr.origin})", "edge features", values, cardinalities)
+        check_kind(owner, "edge features", values, cardinalities)
     if values is None:
-        if entry is None or not entry.edge_feature_dim:
+        if not entry.edge_feature_dim:
             having = ", ".join(one for one in names() if info(one).edge_feature_dim)
             raise ValueError(
-                f"{name}: has no edge features (asked for by edge_features=True, in a configuration by "
+                f"{entry.name}: has no edge features (asked for by edge_features=True, in a configuration by "
                 f"model.edge_features); these have: {having}, and .npz files with edge_feat"
             )
         require_feature_memory(csr.origin, csr.col.size, entry.edge_feature_dim, cardinalities)
-        values = random_features(csr.col.size, entry.edge_feature_dim, cardinalities, _rng(name, seed, "edge features"))
+        rng = _rng(entry.name, seed, "edge features")
+        values = random_features(csr.col.size, entry.edge_feature_dim, cardinalities, rng)
     elif values.dtype.kind == "f":
         values, cardinalities = values.astype(np.float32, copy=False), None
-        check_finite(f"{name} ({csr.origin})", "edge_feat", values)
+        check_finite(owner, "edge_feat", values)
     else:
         values = values.astype(np.int64, copy=False)
         if cardinalities:
-            check_codes(f"{name} ({csr.origin})", "edge features", values, cardinalities)
+            check_codes(owner, "edge features", values, cardinalities)
         else:
             cardinalities = tuple((values.max(axis=0, initial=0) + 1).tolist())
     about = {"edge_features": kind, "edge_feature_dim": values.shape[1], "edge_feature_cardinalities": cardinalities}

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.graph import RawGraph
-from data.selection import PART_OF
+from data.canonical import checked_graph
+from data.graph import CsrGraph
+from data.selection import PART_OF, renumbered
 
 if TYPE_CHECKING:
     import torch
@@ -27,42 +28,62 @@ def consecutive(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
 
 
 def join_graphs(
+    picked: np.ndarray,
     sizes: np.ndarray,
     edge_counts: np.ndarray,
     ends: np.ndarray,
-    feat: np.ndarray | None,
-    edge_feat: np.ndarray | None,
     origin: str,
     *,
+    ndata: Mapping[str, np.ndarray],
+    edata: Mapping[str, np.ndarray] | None = None,
+    graph_labels: np.ndarray | None = None,
+    splits: Mapping[str, np.ndarray] | None = None,
     both_directions: bool = True,
     **contents: Any,
-) -> RawGraph:
-    """The block-diagonal graph of a collection.
+) -> CsrGraph:
+    """The block-diagonal graph of the picked graphs of a collection, of which only their rows are read.
 
     Args:
-        sizes: [B] int64, nodes of each graph.
-        edge_counts: [B] int64, listed edges of each graph.
-        ends: [E, 2] int64, query and key of each edge, local to its graph.
-        feat: [N, C] of all nodes, or None.
-        edge_feat: [E, C] of the listed edges, or None.
+        picked: [B] int64, numbers of the graphs.
+        sizes, edge_counts: [G] int64, nodes and listed edges of each graph of the collection.
+        ends: [E, 2] integers, query and key of each edge, local to its graph.
+        ndata, edata: arrays with a row for each node and for each listed edge.
+        graph_labels: [G, T], or None.
+        splits: ids of the graphs of each part. Where nodes have labels, the result's splits are of nodes.
         both_directions: whether A gets both directions of each listed edge.
-        contents: further fields of `RawGraph`.
+        contents: further fields of `CsrGraph`.
 
     Raises:
         ValueError: an edge has an end that its graph does not have.
+        MemoryError: the graph would not fit.
     """
+    first = np.array_equal(picked, np.arange(picked.size))  # a slice of the arrays, which is no copy of them
+    nodes, edges = (
+        slice(int(counts[: picked.size].sum())) if first else rows_of(picked, counts) for counts in (sizes, edge_counts)
+    )
+    parts = splits and renumbered(splits, picked, sizes.size)
+    sizes, edge_counts, ends = sizes[picked], edge_counts[picked], ends[edges].astype(np.int64, copy=False)
     limit = np.repeat(sizes, edge_counts)
     bad = np.flatnonzero(((ends < 0) | (ends >= limit[:, None])).any(1))
     if bad.size:
         raise ValueError(f"{origin}: edge {ends[bad[0]].tolist()} in a graph of {limit[bad[0]]} nodes (ids from 0)")
+    if parts and "label" in ndata:
+        parts = {part: np.sort(rows_of(ids, sizes)) for part, ids in parts.items()}
     row, col = ends.T + np.repeat(np.cumsum(sizes) - sizes, edge_counts)
-    if both_directions:
-        row, col = np.concatenate([row, col]), np.concatenate([col, row])
-        edge_feat = None if edge_feat is None else np.concatenate([edge_feat, edge_feat])
-    ndata = {} if feat is None else {"feat": feat}
-    edata = {} if edge_feat is None else {"feat": edge_feat}
-    found = {"graph_sizes": sizes, "ndata": ndata, "edata": edata} | contents
-    return RawGraph(row, col, int(sizes.sum()), origin, **found)
+    return checked_graph(
+        origin,
+        row,
+        col,
+        int(sizes.sum()),
+        both_directions=both_directions,
+        ndata={name: values[nodes] for name, values in ndata.items()},
+        edata={name: values[edges] for name, values in (edata or {}).items()},
+        graph_sizes=sizes,
+        graph_labels=None if graph_labels is None else graph_labels[picked].astype(np.float32, copy=False),
+        splits=parts,
+        graph_ids=picked,
+        **contents,
+    )
 
 
 def compact(values: "torch.Tensor") -> "torch.Tensor":

@@ -1,119 +1,88 @@
 """Table of data sets, `datasets.yaml`, as frozen dataclasses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+import numpy as np
 import yaml
 
-from data.graph import GraphSpec, Metric, Task
+from data.graph import CsrGraph, Metric, Task
 from data.sources.base import OfficialSource
 
-if TYPE_CHECKING:
-    from data.synthetic.generate import Generator
-
 TABLE = Path(__file__).with_name("datasets.yaml")
-# Classes by their modules, which are imported when an entry that names one is asked for.
-READERS = {
-    "data.sources.block_models": ("SbmCluster", "SbmPattern"),
-    "data.sources.edge_lists": ("EdgeList", "Facebook100"),
-    "data.sources.elliptic": ("Elliptic",),
-    "data.sources.large": ("Igb", "Papers100M"),
-    "data.sources.molecules": ("OgbMolecules", "SmilesTable"),
-    "data.sources.planetoid": ("Planetoid",),
-    "data.sources.power_law": ("PowerLaw",),
-    "data.sources.pyg": ("OgbGraphs", "OgbNodes", "PygCollection", "PygGraph"),
-    "data.sources.qm9": ("Qm9",),
-    "data.sources.sequence_masks": ("BigBird", "Longformer", "SelectedBlocks"),
-    "data.sources.sphere": ("Sphere",),
-}
-GENERATORS = {
-    "data.synthetic.batch": ("DenseBatch", "MoleculeBatch", "SuperpixelBatch", "SyntaxTreeBatch"),
-    "data.synthetic.generate": ("NoSurrogate",),
-    "data.synthetic.graph": ("WindowedGraph",),
-    "data.synthetic.huge": ("HugeGraph",),
-}
-WINDOWS = {"data.synthetic.windows": ("Deciles", "LogNormal")}
 
 
-@dataclass(frozen=True)
-class Published:
-    """Block statistics (blocks of 16 x 8) from the paper or its artefacts; None where they state none.
+class Generator(Protocol):
+    """Makes a synthetic graph of a given size. One seed gives one graph, on NumPy and on CuPy (`xp`)."""
 
-    Attributes:
-        num_tcbs: total number of blocks, recovered from the throughputs of the published run to within a few.
-        tcb_per_rw, tcb_per_rw_cv, nnz_per_tcb, nnz_per_tcb_cv: the paper's table of single graphs.
-        decile_size: row windows in a decile, from the paper's decile table.
-        deciles: (min, max) TCB count of a row window in each decile, from the same table.
-    """
-
-    num_tcbs: int
-    tcb_per_rw: float | None = None
-    tcb_per_rw_cv: float | None = None
-    nnz_per_tcb: float | None = None
-    nnz_per_tcb_cv: float | None = None
-    decile_size: int | None = None
-    deciles: tuple[tuple[int, int], ...] | None = None
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(GraphSpec):
-    """One data set.
+class Dataset:
+    """One data set. Nodes and edges of a collection of small graphs are those of its first `num_graphs`.
 
     Attributes:
+        name: registered name.
+        num_nodes: nodes; nnz: directed edges, nnz(A).
+        num_graphs: graphs that `num_nodes` and `nnz` count; None for a single graph.
+        symmetric: whether A is symmetric.
         task: "node" or "graph".
         num_classes: size of a model's output.
         feature_dim: columns of the node features; of random ones where the set has none.
         homepage: the publisher's description.
         licence: as the publisher states it.
         citation: how to cite it.
-        official: fetches and reads the publisher's files.
-        surrogate: generator of the surrogate and its arguments; see `synthetic`.
-        embedded: the publisher's files that ship with this repository, read instead of a download; None for most sets.
+        official: fetches and reads the publisher's files; None of a user's file.
+        surrogate: generator of the surrogate and its arguments; see `synthetic`. None: `no_surrogate` says why.
+        embedded: folder of the publisher's files that ship with this repository, read instead of a download.
         feature_cardinalities: number of codes of each categorical column; None for float features.
         edge_feature_dim: columns of the edge features; 0 if the set has none.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
         metric: the standard metric of the official labels; None if the source has no labels or there is no standard.
         unit: of the targets of regression; "" for none.
-        published: block statistics that the surrogate is fitted to; None where none are published.
+        published: block statistics (blocks of 16 x 8) from the paper or its artefacts, which the surrogate has, too:
+            `num_tcbs`, recovered from the throughputs of the published run to within a few blocks; of the paper's table
+            of single graphs `tcb_per_rw`, `tcb_per_rw_cv`, `nnz_per_tcb`, `nnz_per_tcb_cv`; of its decile table
+            `decile_size` (row windows) and `deciles`, (min, max) TCB count of a row window in each. Empty: none.
         note: remarks for a reader of results.
         warmup, repeats: default passes of an inference run (runtime.warmup, runtime.repeats): fewer on large graphs, of
             which a pass takes seconds on a CPU.
     """
 
-    task: Task = "node"
+    name: str
+    num_nodes: int
+    nnz: int
+    num_graphs: int | None = None
     symmetric: bool = True
+    task: Task = "node"
     num_classes: int = 2
     feature_dim: int = 128
-    homepage: str
-    licence: str
-    citation: str
-    official: OfficialSource
-    surrogate: Mapping[str, Any]
-    embedded: OfficialSource | None = None
+    homepage: str = ""
+    licence: str = ""
+    citation: str = ""
+    official: OfficialSource | None = None
+    surrogate: Mapping[str, Any] | None = None
+    no_surrogate: str = ""
+    embedded: str | None = None
     feature_cardinalities: tuple[int, ...] | None = None
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
     metric: Metric | None = None
     unit: str = ""
-    published: Published | None = None
+    published: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     warmup: int = 3
     repeats: int = 20
 
     @cached_property
-    def synthetic(self) -> "Generator":
+    def synthetic(self) -> Generator | None:
         """The generator of the surrogate."""
-        arguments = dict(self.surrogate)
-        if "deciles" in arguments:
-            arguments["tcbs"] = _made(WINDOWS, {"of": "Deciles", "bounds": arguments.pop("deciles")}, "of")
-        elif "cv" in arguments:
-            most = {"maximum": arguments.pop("max_tcbs")} if "max_tcbs" in arguments else {}
-            arguments["tcbs"] = _made(WINDOWS, {"of": "LogNormal", "cv": arguments.pop("cv"), **most}, "of")
-        return _made(GENERATORS, arguments, "generator")
+        return self.surrogate and _made("synthetic", self.surrogate, "generator")
 
 
 @cache
@@ -148,16 +117,14 @@ def _known(name: str) -> Dataset:
 
 def _entry(name: str, fields: dict[str, Any]) -> Dataset:
     fields = _with_tuples(fields)
-    made = {key: _made(READERS, fields[key], "reader") for key in ("official", "embedded") if key in fields}
-    if "published" in fields:
-        made["published"] = Published(**fields["published"])
-    return Dataset(**{"name": name, "surrogate": fields.pop("synthetic"), **fields, **made})
+    official, surrogate = _made("sources", fields.pop("official"), "reader"), fields.pop("synthetic", None)
+    return Dataset(name=name, official=official, surrogate=surrogate, **fields)
 
 
-def _made(modules: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any], kind: str) -> Any:
-    """An instance of the class that the entry names."""
-    (module,) = (module for module, classes in modules.items() if arguments[kind] in classes)
-    known = getattr(import_module(module), arguments[kind])
+def _made(package: str, arguments: Mapping[str, Any], kind: str) -> Any:
+    """An instance of the class MODULE.NAME of a package, imported on use."""
+    module, _, name = arguments[kind].partition(".")
+    known = getattr(import_module(f"data.{package}.{module}"), name)
     return known(**{key: value for key, value in arguments.items() if key != kind})
 
 

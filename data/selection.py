@@ -14,7 +14,7 @@ Order = Literal["dataset", "random"]
 Split = Literal["train", "val", "test"]
 ORDERS: tuple[str, ...] = get_args(Order)
 SPLITS: tuple[str, ...] = get_args(Split)
-PART_OF: dict[str, str] = {"train": "train", "val": "valid", "test": "test"}  # key of a split in `RawGraph.splits`
+PART_OF: dict[str, str] = {"train": "train", "val": "valid", "test": "test"}  # key of a split in `CsrGraph.splits`
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Selection:
         split: "train", "val" or "test"; None for the choice of the published run, see each source.
         seed: seed of the random order.
         name: name of the data set.
+        edge_features: whether those of the source are read.
     """
 
     batch_size: int | None = 1024
@@ -35,6 +36,7 @@ class Selection:
     split: Split | None = None
     seed: int = 0
     name: str = ""
+    edge_features: bool = False
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -61,29 +63,12 @@ class Selection:
             return (self.split,)
         return SPLITS if self.batch_size is None else published
 
-    def pick(self, count: int, place: str) -> np.ndarray:
-        """[batch_size] int64 indices of the chosen graphs among the `count` graphs of the split.
-
-        Raises:
-            ValueError: the split has fewer graphs.
-        """
-        size = count if self.batch_size is None else self.batch_size
-        if size > count:
-            raise ValueError(
-                f"batch_size: got {self.batch_size}; {place} has {count} graphs. Set batch_size (data.batch_size times "
-                f"data.batches in a configuration) to {count} or less, or take all (data.batches: all)"
-            )
-        if self.order == "dataset":
-            return np.arange(size)
-        rng = np.random.default_rng([self.seed, zlib.crc32(f"{self.name}/order".encode())])
-        return rng.permutation(count)[:size]
-
-    def pick_of(self, splits: Mapping[str, np.ndarray], count: int, place: str) -> tuple[np.ndarray, int]:
+    def pick(self, count: int, place: str, splits: Mapping[str, np.ndarray] | None = None) -> tuple[np.ndarray, int]:
         """The chosen graphs of a collection of `count`, and from how many they were chosen.
 
         Args:
-            splits: ids of the graphs of each part.
             place: of the collection, for messages.
+            splits: ids of the graphs of each part; None: the collection has no split to choose from.
 
         Returns:
             [batch_size] int64 ids of graphs of the split, of the collection without one; the number of graphs there.
@@ -91,11 +76,21 @@ class Selection:
         Raises:
             ValueError: there are fewer graphs, or the splits hold other numbers, or one twice.
         """
-        check_splits(place, splits, count)
         graphs = np.arange(count)
-        if self.split:
-            graphs, place = splits[PART_OF[self.split]], f"{place}, {self.split}"
-        return graphs[self.pick(graphs.size, place)], graphs.size
+        if splits is not None:
+            check_splits(place, splits, count)
+            if self.split:
+                graphs, place = splits[PART_OF[self.split]], f"{place}, {self.split}"
+        size = graphs.size if self.batch_size is None else self.batch_size
+        if size > graphs.size:
+            raise ValueError(
+                f"batch_size: got {self.batch_size}; {place} has {graphs.size} graphs. Set batch_size (data.batch_size "
+                f"times data.batches in a configuration) to {graphs.size} or less, or take all (data.batches: all)"
+            )
+        if self.order == "random":
+            rng = np.random.default_rng([self.seed, zlib.crc32(f"{self.name}/order".encode())])
+            return graphs[rng.permutation(graphs.size)[:size]], graphs.size
+        return graphs[:size], graphs.size
 
     def described(self, origin: str) -> str:
         """`origin`, followed by the choices that differ from the published run."""

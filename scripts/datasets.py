@@ -32,7 +32,6 @@ from common.places import check_folder
 from common.provenance import provenance
 from common.records import NOT_PUBLISHED
 from data.atomic import replacing
-from data.canonical import to_csr
 from data.errors import RectangularGraphError
 from data.graph import dgl_graph, to_tensor
 from data.loader import find_graph
@@ -79,11 +78,11 @@ def info(
             state = "present" if remote.target.exists() else "missing"
             lines[f"file {remote.target}"] = f"{state}, from {remote.url or 'a script of the publisher'}"
         if entry.embedded is not None:
-            lines["shipped"] = f"data/embedded/{entry.embedded.shipped}, read instead of a download"
+            lines["shipped"] = f"{entry.embedded}, read instead of a download"
         for metric, value in block_stats.paper_figures(entry).items():
             if metric not in ("nodes", "nnz"):
                 lines[metric] = NOT_PUBLISHED if value is None else f"{value:.2f}, published"
-        lines |= {"surrogate": entry.synthetic, "note": entry.note or "none"}
+        lines |= {"surrogate": entry.synthetic or f"none, since {entry.no_surrogate}", "note": entry.note or "none"}
         for key, value in lines.items():
             console.print(Text(f"{key:<18} {value:,}" if isinstance(value, int) else f"{key:<18} {value}"))
 
@@ -96,7 +95,7 @@ def fetch(names: Names = None, everything: All = False, root: Root = Path("datas
         for name in _chosen(names, everything):
             entry = data.info(name)
             if entry.embedded is not None:
-                console.print(Text(f"{name}: ships with this repository, in data/embedded/{entry.embedded.shipped}"))
+                console.print(Text(f"{name}: ships with this repository, in {entry.embedded}"))
                 continue
             try:
                 if not entry.official.is_present(root):
@@ -147,8 +146,7 @@ def stats(
 def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, out: Path) -> tuple[str, int]:
     """Measure one set and merge it into the tables; return its source, and how many figures of a surrogate are off."""
     entry, times = data.info(name), [time.perf_counter()]
-    found_in, raw = find_graph(name, root=root, source=source, path=path, seed=seed)
-    csr = to_csr(raw)
+    found_in, csr = find_graph(name, root=root, source=source, path=path, seed=seed)
     if csr.num_keys is not None:
         raise RectangularGraphError(f"{name}: its keys are other nodes than its queries, and the tables are of one set")
     times.append(time.perf_counter())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.download import fetch
-from data.graph import CsrGraph, RawGraph
+from data.graph import CsrGraph
 from data.selection import Selection
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,12 @@ class Remote:
 class OfficialSource(ABC):
     """A publisher's files and their reader."""
 
-    @abstractmethod
     def files(self, root: Path) -> Sequence[Remote]:
-        """The files that `load` reads, in the official layout below `root`."""
+        """The files that `load` reads, in the official layout below `root`; none for a graph that a rule defines."""
+        return ()
 
     @abstractmethod
-    def load(self, root: Path, selection: Selection) -> RawGraph | CsrGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         """The graph, or the batch that `selection` chooses (single graphs ignore it).
 
         Raises:

@@ -14,17 +14,15 @@ Random numbers are hashes of seed, graph and position: a graph is the same on an
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from data.canonical import csr_hash
 from data.graph import CsrGraph
 from data.packed import consecutive, rows_of
 from data.selection import PART_OF, Selection, renumbered
-from data.sources.base import OfficialSource, Remote
+from data.sources.base import OfficialSource
 from data.synthetic.random import random_bits, shuffled
 
 LEAST, MOST = 5, 34  # nodes of a block
@@ -50,15 +48,12 @@ class BlockModels(OfficialSource):
     def graph(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Graph `number` of the collection, of n nodes: adjacency bool [n, n], features [n] int64, labels [n] int64."""
 
-    def files(self, root: Path) -> Sequence[Remote]:
-        return ()
-
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         counts = {"train": self.num_train, "val": self.num_held_out, "test": self.num_held_out}
         chosen = {split: counts[split] for split in selection.split_or(("train",))}
         ids = consecutive(counts)
         numbers = np.concatenate([ids[PART_OF[split]] for split in chosen])
-        picked = selection.pick(numbers.size, f"{selection.name}, {' and '.join(chosen)}")
+        picked, available = selection.pick(numbers.size, f"{selection.name}, {' and '.join(chosen)}")
         cols, degrees, features, labels = [], [], [], []
         first = 0
         for number in numbers[picked]:
@@ -75,13 +70,12 @@ class BlockModels(OfficialSource):
         return CsrGraph(
             indptr,
             col,
-            csr_hash(indptr, col),
             selection.described(f"stochastic block models of seed {self.seed}"),
             graph_sizes=sizes,
             ndata={"feat": np.concatenate(features)[:, None], "label": np.concatenate(labels)},
             splits={part: np.sort(rows_of(ids, sizes)) for part, ids in graphs.items()},
             graph_ids=picked,
-            collection_size=numbers.size,
+            collection_size=available,
         )
 
     def _bits(self, number: int, purpose: int, count: int) -> np.ndarray:

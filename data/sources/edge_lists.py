@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from data.files import checked_graph, read_graph, read_pairs
-from data.graph import RawGraph
+from data.canonical import checked_graph
+from data.files import ranked_graph, read_graph, read_pairs
+from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 
@@ -34,39 +33,25 @@ class EdgeList(OfficialSource):
     def files(self, root: Path) -> Sequence[Remote]:
         return [Remote(self.url, root / self.file, self.member)]
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         path = root / self.file
-        if self.keeps_ids:
-            row, col = np.ascontiguousarray(read_pairs(path).T)
-            raw = checked_graph(path, row, col, int(max(row.max(), col.max())) + 1)
+        if path.suffix == ".mtx":
+            graph = read_graph(path, selection)
+        elif path.suffix == ".mat":
+            graph = _read_mat(path)
+        elif self.keeps_ids:
+            pairs = read_pairs(path)
+            graph = checked_graph(path, *pairs.T, int(pairs.max()) + 1)
         else:
-            raw = read_graph(path, selection)
-        row, col = raw.row, raw.col
-        if self.both_directions:
-            row, col = np.concatenate([row, col]), np.concatenate([col, row])
-        return replace(raw, row=row, col=col, origin=self.url)
+            graph = ranked_graph(path, read_pairs(path), self.both_directions)
+        return replace(graph, origin=self.url)
 
 
-@dataclass(frozen=True)
-class Facebook100(OfficialSource):
-    """The friendships at one university: the symmetric matrix `A` of a MATLAB file. `local_info` (gender, major,
-    dormitory and so on of each person) is not read.
+def _read_mat(path: Path) -> CsrGraph:
+    """The symmetric matrix `A` of a MATLAB file. Personal attributes beside it (`local_info`) are not read."""
+    import scipy.io
 
-    Attributes:
-        url: address of the file.
-    """
-
-    url: str
-
-    def files(self, root: Path) -> Sequence[Remote]:
-        return [Remote(self.url, root / "facebook100" / self.url.rpartition("/")[2])]
-
-    def load(self, root: Path, selection: Selection) -> RawGraph:
-        import scipy.io
-
-        (remote,) = self.files(root)
-        with reading(remote.target):
-            matrix = scipy.io.loadmat(remote.target, variable_names=["A"])["A"]
-            matrix.check_format(full_check=True)  # SciPy's conversions trust the arrays
-            row, col = (ids.astype(np.int64) for ids in matrix.tocoo().coords)
-            return checked_graph(remote.target, row, col, matrix.shape[0], origin=self.url)
+    with reading(path):
+        matrix = scipy.io.loadmat(path, variable_names=["A"])["A"]
+        matrix.check_format(full_check=True)  # SciPy's conversions trust the arrays
+        return checked_graph(path, *matrix.tocoo().coords, matrix.shape[0])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from data.canonical import checked_graph
 from data.features import as_integers
-from data.files import checked_graph
-from data.graph import RawGraph
+from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 
@@ -24,7 +24,7 @@ class Elliptic(OfficialSource):
     def files(self, root: Path) -> Sequence[Remote]:
         return [Remote(f"{MIRROR}/{name}.zip", root / FOLDER / name, name) for name in (FEATURES, EDGES, CLASSES)]
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         import pandas as pd
 
         folder = root / FOLDER

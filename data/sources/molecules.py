@@ -7,17 +7,16 @@ that file is, neither the table nor RDKit is needed.
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.atomic import made_once
-from data.features import as_integers
-from data.graph import PARTS, RawGraph
-from data.packed import join_graphs, rows_of
-from data.selection import Selection, renumbered
+from data.files import read_collection
+from data.graph import PARTS, CsrGraph
+from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 from data.sources.ogb_import import import_ogb
 from data.sources.pyg import OgbGraphs
@@ -62,37 +61,14 @@ class SmilesTable(OfficialSource):
             places.append(Path(found.origin).with_name(Path(self.file).name))
         return next((place for place in places if place.is_file()), None)
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         kept = self.kept(root)
         if not kept.is_file():
             with made_once(kept) as unfinished:
                 if unfinished is not None:
                     np.savez_compressed(unfinished, **self._converted(self.table(root), kept))
-        with reading(kept):
-            with np.load(kept, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            arrays |= {name: as_integers(name, values) for name, values in arrays.items() if name != "graph_label"}
-            sizes, counts = (arrays[name] for name in ("node_counts", "edge_counts"))
-            splits = {part: arrays[f"{part}_ids"] for part in PARTS}
-            rows = {"feat": sizes.sum(), "graph_label": sizes.size}
-            rows |= dict.fromkeys(("edge_feat", "u", "v"), counts.sum())
-            if wrong := [name for name, count in rows.items() if len(arrays[name]) != count]:
-                raise ValueError(f"{wrong[0]} has {len(arrays[wrong[0]])} rows, and {rows[wrong[0]]} are needed")
-        picked, available = selection.pick_of(splits, sizes.size, str(kept))
-        nodes, edges = rows_of(picked, sizes), rows_of(picked, counts)
-        with reading(kept):
-            return join_graphs(
-                sizes[picked],
-                counts[picked],
-                np.stack([arrays["u"], arrays["v"]], 1)[edges],
-                arrays["feat"][nodes],
-                arrays["edge_feat"][edges],
-                selection.described(f"{self.url}, scaffold split computed"),
-                graph_labels=arrays["graph_label"][picked].astype(np.float32),
-                splits=renumbered(splits, picked, sizes.size),
-                graph_ids=picked,
-                collection_size=available,
-            )
+        origin = selection.described(f"{self.url}, scaffold split computed")
+        return replace(read_collection(kept, selection, with_codes=True), origin=origin)
 
     def _converted(self, table: Path, kept: Path) -> Mapping[str, np.ndarray]:
         import pandas as pd
@@ -134,7 +110,7 @@ class OgbMolecules(OgbGraphs):
     def is_present(self, root: Path) -> bool:
         return super().is_present(root) or SmilesTable(**self.table).is_present(root)
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         if super().is_present(root):
             return super().load(root, selection)
         return SmilesTable(**self.table).load(root, selection)

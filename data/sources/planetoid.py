@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.files import checked_graph
-from data.graph import RawGraph
+from data.canonical import checked_graph
+from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources import pickles
 from data.sources.base import OfficialSource, Remote, reading
@@ -23,7 +23,6 @@ from data.sources.base import OfficialSource, Remote, reading
 URL = "https://github.com/kimiyoung/planetoid"
 NUM_VALID = 500
 FILES = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
-SHIPPED = Path(__file__).resolve().parents[1] / "embedded"
 
 
 @dataclass(frozen=True)
@@ -32,17 +31,13 @@ class Planetoid(OfficialSource):
 
     Attributes:
         name: NAME of its files `ind.NAME.*`: cora, citeseer or pubmed.
-        shipped: folder in data/embedded of files that ship with this repository; "" for published ones.
         sha256: of the files, by their endings in `FILES`.
     """
 
     name: str
-    shipped: str = ""
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     def files(self, root: Path) -> Sequence[Remote]:
-        if self.shipped:
-            return [Remote(URL, SHIPPED / self.shipped)]
         found = []
         for part in FILES:
             name, known = f"ind.{self.name}.{part}", self.sha256.get(part)
@@ -50,8 +45,8 @@ class Planetoid(OfficialSource):
             found.append(Remote(url, root / "planetoid" / name, known_hash=f"sha256:{known}" if known else ""))
         return found
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
-        folder = SHIPPED / self.shipped if self.shipped else root / "planetoid"
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
+        folder = root / "planetoid"
         with reading(folder):
             *pickled, index = [folder / f"ind.{self.name}.{part}" for part in FILES]
             _, y, tx, ty, allx, ally, neighbours = (
@@ -73,6 +68,5 @@ class Planetoid(OfficialSource):
         splits = {"train": np.arange(len(y)), "valid": len(y) + np.arange(NUM_VALID), "test": np.sort(test)}
         masks = {f"{part}_mask": np.isin(np.arange(num_nodes), ids) for part, ids in splits.items()}
         masks["val_mask"] = masks.pop("valid_mask")
-        origin = f"{URL}, as shipped in data/embedded/{self.shipped}" if self.shipped else URL
         ndata = {"feat": feat, "label": label, **masks}
-        return checked_graph(folder, row, col, len(label), origin=origin, ndata=ndata, splits=splits)
+        return checked_graph(folder, row, col, len(label), origin=URL, ndata=ndata, splits=splits)

@@ -5,16 +5,15 @@ r-th largest node falls as 1 / sqrt(r). Node numbers are then permuted at random
 others as many as asked for are kept, at even distances in the order of queries.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from data.canonical import csr_hash
+from data.canonical import to_csr
 from data.graph import CsrGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote
+from data.sources.base import OfficialSource
 
 BATCH = 1 << 24  # edges that are drawn at once
 
@@ -30,9 +29,6 @@ class PowerLaw(OfficialSource):
         if not 0 < self.num_edges <= self.num_nodes**2 // 4:
             raise ValueError(f"num_edges: got {self.num_edges}; 1 to a quarter of {self.num_nodes} ** 2 are allowed")
 
-    def files(self, root: Path) -> Sequence[Remote]:
-        return ()
-
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         rng, nodes = np.random.default_rng(0), self.num_nodes
         place, edges = rng.permutation(nodes), np.empty(0, np.int64)
@@ -42,11 +38,8 @@ class PowerLaw(OfficialSource):
             edges.sort()  # np.unique hashes, which takes six times as long
             edges = edges[np.diff(edges, prepend=-1) > 0]
         edges = edges[np.arange(self.num_edges) * edges.size // self.num_edges]
-        query, key = np.divmod(edges, nodes)
-        indptr = np.searchsorted(query, np.arange(nodes + 1)).astype(np.int32)
-        col = key.astype(np.int32)
         rule = f"power law of degrees, {nodes:,} nodes, {self.num_edges:,} edges"
-        return CsrGraph(indptr, col, csr_hash(indptr, col), rule)
+        return to_csr(*np.divmod(edges, nodes), nodes, rule)
 
 
 def _merged(rng: np.random.Generator, place: np.ndarray) -> np.ndarray:

@@ -17,13 +17,12 @@ import numpy as np
 from filelock import FileLock
 
 from data.atomic import made_once
-from data.canonical import canonical_edges
+from data.canonical import canonical_edges, checked_graph
 from data.download import download
 from data.features import as_integers
-from data.files import checked_graph
-from data.graph import PARTS, RawGraph
-from data.packed import consecutive, join_graphs, rows_of
-from data.selection import Selection, Split, renumbered
+from data.graph import PARTS, CsrGraph
+from data.packed import consecutive, join_graphs
+from data.selection import Selection, Split
 from data.sources import pickles
 from data.sources.base import OfficialSource, Remote, reading
 from data.sources.ogb_import import import_ogb
@@ -96,7 +95,7 @@ class PygGraph(PygDataset):
     def options(self) -> dict[str, Any]:
         return {"pre_transform": self.prepared}
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         with reading(self.folder(root)):
             data, _ = _mapped(self.open(root).processed_paths[0])
             return self._raw(root, data, _split_of_masks(data))
@@ -122,7 +121,7 @@ class PygGraph(PygDataset):
         data.edge_index = torch.from_numpy(np.stack([row, col]))
         return data
 
-    def _raw(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray] | None) -> RawGraph:
+    def _raw(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray] | None) -> CsrGraph:
         row, col = data["edge_index"].numpy()
         label = as_integers("the label", data["y"].squeeze(-1).nan_to_num(-1).numpy())
         ndata = {"feat": data["x"].float().numpy(), "label": label}
@@ -138,14 +137,13 @@ class PygCollection(PygDataset):
         splits: those taken, one after the other, where the selection names none.
         task: "graph", or "node" for a label of each node.
         key_first: whether the first end of an edge is the key, which matters for edge features alone.
-        num_features: columns of the node features; 0 without any.
     """
 
     splits: tuple[Split, ...] = ("train",)
     task: str = "graph"
     key_first: bool = False
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         several = len(self.splits) > 1  # all graphs of a set of two splits are those two
         splits = self.splits if several and not selection.split else selection.split_or(self.splits)
         folder = self.folder(root)
@@ -153,30 +151,27 @@ class PygCollection(PygDataset):
             dataset = self.open(root)
             stored = [_mapped(dataset.processed_paths[("train", "val", "test").index(split)]) for split in splits]
             counts = {split: _count(one) for split, one in zip(splits, stored, strict=True)}
-        total = sum(counts.values())
-        picked = selection.pick(total, f"{folder}, {' and '.join(splits)}")
-        parts = renumbered(consecutive(counts), picked, total)
-        return self._batch(root, selection, stored, picked, splits=parts, collection_size=total)
+        picked, available = selection.pick(sum(counts.values()), f"{folder}, {' and '.join(splits)}")
+        return self._batch(root, selection, stored, picked, splits=consecutive(counts), collection_size=available)
 
     def _batch(
         self, root: Path, selection: Selection, stored: Sequence[Stored], picked: np.ndarray, **about: Any
-    ) -> RawGraph:
-        """The picked graphs. `about` has the splits by graph, and further fields of `RawGraph`."""
+    ) -> CsrGraph:
+        """The picked graphs. `about` has the splits by graph, and further fields of the graph."""
         with reading(self.folder(root)):
-            graphs = _Picked(stored, picked)
-            ends, sizes = graphs.rows("edge_index").astype(np.int64), graphs.sizes
-            feat, edge_feat, labels = (graphs.rows(key) for key in ("x", "edge_attr", "y"))
-            about |= {"graph_ids": picked, "ndata": {} if feat is None else {"feat": feat}}
+            ends, counts, label = _rows(stored, "edge_index"), _counts(stored, "edge_index"), _rows(stored, "y")
+            sizes = stored[0][0].get("sizes")  # where the nodes have no features
+            sizes = _counts(stored, "x") if sizes is None else np.array(sizes, np.int64)
+            ndata = {} if (feat := _rows(stored, "x")) is None else {"feat": feat}
             if self.task == "node":
-                about["ndata"]["label"] = as_integers("the label", labels)
-                about["splits"] = {part: np.sort(rows_of(ids, sizes)) for part, ids in about["splits"].items()}
-            elif labels is not None:
-                about["graph_labels"] = labels.reshape(picked.size, -1).astype(np.float32)
-            edge_feat = None if edge_feat is None else edge_feat.reshape(len(ends), -1)
+                ndata["label"] = as_integers("the label", label)
+            elif label is not None:
+                about["graph_labels"] = label.reshape(sizes.size, -1)
+            if selection.edge_features and (edge_feat := _rows(stored, "edge_attr")) is not None:
+                about["edata"] = {"feat": edge_feat.reshape(len(ends), -1)}
             ends = ends[:, ::-1] if self.key_first else ends
             origin = selection.described(self.files(root)[0].url)
-            counts = graphs.counts("edge_index")
-            return join_graphs(sizes, counts, ends, None, edge_feat, origin, both_directions=False, **about)
+            return join_graphs(picked, sizes, counts, ends, origin, ndata=ndata, both_directions=False, **about)
 
 
 class _Ogb(PygDataset):
@@ -215,7 +210,7 @@ class OgbNodes(_Ogb, PygGraph):
 
     kind, loader = "nodeproppred", "PygNodePropPredDataset"
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         with reading(self.folder(root)):
             dataset = self.open(root)
             splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
@@ -229,50 +224,31 @@ class OgbGraphs(_Ogb, PygCollection):
 
     kind, loader = "graphproppred", "PygGraphPropPredDataset"
 
-    def load(self, root: Path, selection: Selection) -> RawGraph:
+    def load(self, root: Path, selection: Selection) -> CsrGraph:
         folder = self.folder(root)
         with reading(folder):
             dataset = self.open(root)
             sizes = vars(dataset._data._store).get("_num_nodes")  # where the nodes have no features
             stored = {**dataset._data.to_dict(), "sizes": sizes}, dataset.slices
             splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
-        picked, available = selection.pick_of(splits, _count(stored), str(folder))
-        parts = renumbered(splits, picked, _count(stored))
-        return self._batch(root, selection, [stored], picked, splits=parts, collection_size=available)
+        picked, available = selection.pick(_count(stored), str(folder), splits)
+        return self._batch(root, selection, [stored], picked, splits=splits, collection_size=available)
 
 
-class _Picked:
-    """Chosen graphs of stored ones."""
+def _rows(stored: Sequence[Stored], key: str) -> np.ndarray | None:
+    """The rows of all graphs, one graph after the other; of `edge_index` its columns. None without numbers."""
+    import torch
 
-    def __init__(self, stored: Sequence[Stored], picked: np.ndarray) -> None:
-        counts = np.array([_count(one) for one in stored])
-        part = np.searchsorted(counts.cumsum(), picked, side="right")
-        self._stored, self._picked = stored, picked
-        self._places = list(zip(part.tolist(), (picked - (counts.cumsum() - counts)[part]).tolist(), strict=True))
+    values = [data.get(key) for data, _ in stored]
+    if not isinstance(values[0], torch.Tensor):
+        return None
+    values = [ends.T for ends in values] if key == "edge_index" else values
+    return (values[0] if len(values) == 1 else torch.cat(values)).numpy()  # of one file: still mapped
 
-    @property
-    def sizes(self) -> np.ndarray:
-        """[B] int64, nodes of each graph."""
-        without_features = self._stored[0][0].get("sizes")
-        return self.counts("x") if without_features is None else np.array(without_features, np.int64)[self._picked]
 
-    def counts(self, key: str) -> np.ndarray:
-        """[B] int64, rows (of `edge_index` columns) of each graph."""
-        return np.array([last - first for _, first, last in self._bounds(key)], np.int64)
-
-    def rows(self, key: str) -> np.ndarray | None:
-        """The rows of all graphs, one graph after the other; of `edge_index` its columns. None without numbers."""
-        import torch
-
-        values = [data.get(key) for data, _ in self._stored]
-        if not isinstance(values[0], torch.Tensor):
-            return None
-        values = [ends.T for ends in values] if key == "edge_index" else values
-        return torch.cat([values[part][first:last] for part, first, last in self._bounds(key)]).numpy()
-
-    def _bounds(self, key: str) -> list[tuple[int, int, int]]:
-        starts = [slices[key].tolist() for _, slices in self._stored]
-        return [(part, starts[part][graph], starts[part][graph + 1]) for part, graph in self._places]
+def _counts(stored: Sequence[Stored], key: str) -> np.ndarray:
+    """[G] int64, rows (of `edge_index` columns) of each graph."""
+    return np.concatenate([np.diff(slices[key].numpy()) for _, slices in stored])
 
 
 def _one_process(folder: Path) -> AbstractContextManager:

@@ -11,16 +11,16 @@ the test.
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from data.atomic import made_once
-from data.canonical import csr_hash
+from data.canonical import to_csr
 from data.errors import DatasetMissingError
 from data.graph import CsrGraph
-from data.memory import require_memory
+from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.packed import consecutive, rows_of
 from data.selection import Selection, renumbered
 from data.sources.base import OfficialSource, Remote, reading
@@ -46,8 +46,7 @@ PARTS = {"train": 110_000, "val": 10_000}
 SPLIT_SEED = 0
 CUTOFF = 5.0  # angstrom
 NUM_CENTRES = 16
-GRAPHS_AT_A_TIME = 4096
-BYTES_PER_PAIR = 2 * (4 * NUM_CENTRES + 8)  # parts, and the arrays that they become
+BYTES_PER_PAIR = 4 * NUM_CENTRES + LOADING_BYTES_PER_EDGE
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Qm9(OfficialSource):
             _check(sizes, numbers, positions, values)
             sizes = sizes.astype(np.int64)
         graphs = split_of(sizes.size)
-        picked, available = selection.pick_of(graphs, sizes.size, str(path))
+        picked, available = selection.pick(sizes.size, str(path), graphs)
         atoms = rows_of(picked, sizes)
         element = np.searchsorted(list(ELEMENTS.values()), numbers[atoms])
         label = values[picked] * TARGETS[self.target][1]
@@ -84,20 +83,21 @@ class Qm9(OfficialSource):
             of_atoms = np.array(list(ATOM_U0.values()))[element]
             label -= HARTREE * np.bincount(owner, of_atoms, picked.size)
         sizes = sizes[picked]
-        indptr, col, distance_features = radius_graph(positions[atoms], sizes)
-        return CsrGraph(
-            indptr,
-            col,
-            csr_hash(indptr, col),
+        positions = positions[atoms]
+        graph = to_csr(
+            *near_pairs(positions, sizes),
+            atoms.size,
             selection.described(URL),
             graph_sizes=sizes,
             ndata={"feat": np.stack([element, np.repeat(sizes, sizes)], 1)},
-            edata={"feat": distance_features},
             graph_labels=label.astype(np.float32)[:, None],
             splits=renumbered(graphs, picked, len(values)),
             graph_ids=picked,
             collection_size=available,
         )
+        if selection.edge_features:
+            return replace(graph, edata={"feat": gaussians(_distance(positions, graph.row, graph.col))})
+        return graph
 
 
 def _check(sizes: np.ndarray, numbers: np.ndarray, positions: np.ndarray, values: np.ndarray) -> None:
@@ -118,38 +118,36 @@ def split_of(count: int) -> dict[str, np.ndarray]:
     return {part: np.sort(order[places]) for part, places in consecutive(sizes).items()}
 
 
-def radius_graph(positions: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs of atoms within CUTOFF, each atom and itself included.
+def near_pairs(positions: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both ends [nnz] of all pairs of atoms of a molecule within CUTOFF, each atom and itself included.
 
     Args:
         positions: [N, 3] in angstrom; sizes: [B] atoms of each molecule.
-
-    Returns:
-        indptr [N + 1] and col [nnz] int32, and the distances' features [nnz, NUM_CENTRES] float32.
     """
+    from scipy.spatial import cKDTree
+
     require_memory(f"QM9: {sizes.size:,} molecules", int((sizes**2).sum()) * BYTES_PER_PAIR)
-    starts = np.cumsum(sizes) - sizes
-    degrees, cols, features = [], [], []
-    for first in range(0, sizes.size, GRAPHS_AT_A_TIME):
-        part = slice(first, first + GRAPHS_AT_A_TIME)
-        per_atom = np.repeat(sizes[part], sizes[part])  # candidates of each atom: those of its molecule
-        query = starts[first] + np.repeat(np.arange(per_atom.size), per_atom)
-        place = np.arange(query.size) - np.repeat(np.cumsum(per_atom) - per_atom, per_atom)
-        key = np.repeat(np.repeat(starts[part], sizes[part]), per_atom) + place
-        distance = np.linalg.norm(positions[query] - positions[key], axis=1)
-        near = distance <= CUTOFF
-        degrees.append(np.bincount(query[near] - starts[first], minlength=per_atom.size))
-        cols.append(key[near].astype(np.int32))
-        features.append(gaussians(distance[near]))
-    indptr = np.concatenate([[0], *degrees]).cumsum().astype(np.int32)
-    return indptr, np.concatenate(cols), np.concatenate(features)
+    apart = positions.astype(np.float64)  # molecules one beside the other, too far for a pair of two of them
+    apart[:, 0] += np.repeat(np.arange(sizes.size) * (np.ptp(apart[:, 0]) + 2 * CUTOFF), sizes)
+    first, second = cKDTree(apart).query_pairs(1.001 * CUTOFF, output_type="ndarray").T
+    near = _distance(positions, first, second) <= CUTOFF
+    first, second, own = first[near], second[near], np.arange(len(positions))
+    return np.concatenate([first, second, own]), np.concatenate([second, first, own])
+
+
+def _distance(positions: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(positions[first] - positions[second], axis=1)
 
 
 def gaussians(distance: np.ndarray) -> np.ndarray:
     """[n] -> [n, NUM_CENTRES] float32: Gaussians of unit height around centres from 0 to CUTOFF, as wide as their
     spacing."""
     centres = np.linspace(0, CUTOFF, NUM_CENTRES, dtype=np.float32)
-    return np.exp(-0.5 * ((distance.astype(np.float32)[:, None] - centres) / centres[1]) ** 2)
+    found = distance.astype(np.float32)[:, None] - centres
+    found /= centres[1]  # in place: the largest array of the process
+    np.square(found, out=found)
+    found *= -0.5
+    return np.exp(found, out=found)
 
 
 def installed_tables() -> Path:

@@ -8,16 +8,14 @@ Point (h, w) is node h * nlon + w. As `NeighborhoodAttentionS2` of torch-harmoni
 1.001 times the cutoff. The neighbourhood of a query at longitude w is that of longitude 0, turned by w.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from data.canonical import csr_hash
 from data.graph import CsrGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote
+from data.sources.base import OfficialSource
 
 CUTOFF_MARGIN = 1.001  # `theta_eps` of torch-harmonics
 
@@ -54,9 +52,6 @@ class Sphere(OfficialSource):
         """(nlat, nlon) of the keys."""
         return self.keys or (self.nlat, self.nlon)
 
-    def files(self, root: Path) -> Sequence[Remote]:
-        return ()
-
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         turn = self.key_grid[1] // self.nlon * np.arange(self.nlon)
         counts, cols = [], []
@@ -68,7 +63,7 @@ class Sphere(OfficialSource):
         indptr = np.concatenate([[0], *counts]).cumsum().astype(np.int32)
         col = np.concatenate(cols)
         num_keys = None if self.keys is None else self.keys[0] * self.keys[1]
-        return CsrGraph(indptr, col, csr_hash(indptr, col), self.rule, num_keys=num_keys)
+        return CsrGraph(indptr, col, self.rule, num_keys=num_keys)
 
     @property
     def rule(self) -> str:

@@ -4,13 +4,16 @@ Each generator makes all graphs of a batch at once, with the spec's mean nodes a
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.canonical import distinct
-from data.graph import GraphSpec, RawGraph
+from data.canonical import distinct, to_csr
+from data.graph import CsrGraph
 from data.synthetic.graph import apportion
+
+if TYPE_CHECKING:
+    from data.registry import Dataset
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class MoleculeBatch:
     branching: float = 0.2
     far: float = 0.03
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
         """`batch_size` graphs with the spec's mean nodes and nnz per graph, in both directions."""
         rng = np.random.default_rng(seed)
         sizes = _sizes(spec, batch_size, self.size_cv, rng)
@@ -59,7 +62,7 @@ class SuperpixelBatch:
     aspect: float = 1.3
     disorder: float = 4.0
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
         """`batch_size` graphs with the spec's mean nodes and nnz per graph, in both directions."""
         rng = np.random.default_rng(seed)
         sizes = _sizes(spec, batch_size, self.size_cv, rng)
@@ -101,7 +104,7 @@ class SyntaxTreeBatch:
     size_cv: float = 0.8
     descent: float = 0.5
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
         """`batch_size` trees with the spec's mean nodes per graph."""
         rng = np.random.default_rng(seed)
         sizes = _sizes(spec, batch_size, self.size_cv, rng)
@@ -116,7 +119,7 @@ class SyntaxTreeBatch:
         in_order = np.sort(level * root.size + np.arange(root.size))
         child = np.flatnonzero(~root)
         parent = in_order[np.searchsorted(in_order, (level[child] - 1) * root.size + child) - 1] % root.size
-        return RawGraph(parent, child, root.size, "random syntax trees", graph_sizes=sizes)
+        return to_csr(parent, child, root.size, "random syntax trees", graph_sizes=sizes)
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class DenseBatch:
     reach: int = 25
     sigma: float = 1.0
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
         """`batch_size` graphs with the spec's mean nodes and nnz per graph, in both directions."""
         rng = np.random.default_rng(seed)
         sizes = _sizes(spec, batch_size, self.size_cv, rng)
@@ -167,7 +170,7 @@ class DenseBatch:
         return _both_directions(keys // num_nodes, keys % num_nodes, sizes, "dense neighbourhoods")
 
 
-def _sizes(spec: GraphSpec, batch_size: int, cv: float, rng: np.random.Generator) -> np.ndarray:
+def _sizes(spec: "Dataset", batch_size: int, cv: float, rng: np.random.Generator) -> np.ndarray:
     """[batch_size] int64 nodes of each graph, at least 2, gamma distributed around the spec's mean."""
     total = round(spec.num_nodes * batch_size / spec.num_graphs)
     return 2 + apportion(total - 2 * batch_size, rng.gamma(1 / cv**2, size=batch_size))
@@ -178,6 +181,6 @@ def _local(sizes: np.ndarray) -> np.ndarray:
     return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
-def _both_directions(row: np.ndarray, col: np.ndarray, sizes: np.ndarray, origin: str) -> RawGraph:
+def _both_directions(row: np.ndarray, col: np.ndarray, sizes: np.ndarray, origin: str) -> CsrGraph:
     row, col = np.concatenate([row, col]), np.concatenate([col, row])
-    return RawGraph(row, col, int(sizes.sum()), origin, graph_sizes=sizes)
+    return to_csr(row, col, int(sizes.sum()), origin, graph_sizes=sizes)

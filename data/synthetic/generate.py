@@ -4,19 +4,20 @@ import hashlib
 import logging
 import time
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data.atomic import replacing
-from data.canonical import to_csr
 from data.errors import DatasetMissingError
-from data.graph import CsrGraph, GraphSpec, RawGraph
+from data.graph import CsrGraph
 from data.memory import require_memory
 from data.synthetic.huge import HugeGraph
 from data.synthetic.random import random_bits
+
+if TYPE_CHECKING:
+    from data.registry import Dataset, Generator
 
 logger = logging.getLogger(__name__)
 
@@ -29,27 +30,7 @@ CPU_BYTES_PER_ITEM = 56
 GPU_BYTES_PER_ITEM = 96
 
 
-class Generator(Protocol):
-    """Makes a synthetic graph of a given size. One seed gives one graph, on NumPy and on CuPy (`xp`)."""
-
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph | CsrGraph: ...
-
-
-@dataclass(frozen=True)
-class NoSurrogate:
-    """Generator of graphs without a surrogate: always an error.
-
-    Attributes:
-        reason: why there is none.
-    """
-
-    reason: str
-
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
-        raise DatasetMissingError(f"{spec.name}: has no surrogate, since {self.reason}")
-
-
-def surrogate(spec: GraphSpec, generator: Generator, root: Path, batch_size: int, seed: int) -> RawGraph | CsrGraph:
+def surrogate(spec: "Dataset", root: Path, batch_size: int, seed: int) -> CsrGraph:
     """The surrogate of a data set. Large ones are kept below `root`/synthetic and read from there the next time; those
     of `HugeGraph` are not, since a file of 7 GB is not worth the time that it saves.
 
@@ -57,10 +38,12 @@ def surrogate(spec: GraphSpec, generator: Generator, root: Path, batch_size: int
         DatasetMissingError: the data set has none.
         MemoryError: the graph would not fit.
     """
+    if (generator := spec.synthetic) is None:
+        raise DatasetMissingError(f"{spec.name}: has no surrogate, since {spec.no_surrogate}")
     stream = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
     graph_seed = int(stream.integers(2**63))
     edges, nodes = expected_size(spec, batch_size)
-    if edges < CACHED_FROM_EDGES or isinstance(generator, NoSurrogate):
+    if edges < CACHED_FROM_EDGES:
         return generator.generate(spec, batch_size, graph_seed)
     is_huge = isinstance(generator, HugeGraph)
     # All inputs that determine the contents of a kept file.
@@ -88,15 +71,15 @@ def _read_kept(path: Path, recipe: str) -> CsrGraph:
         with np.load(path, allow_pickle=False) as arrays:
             if str(arrays["recipe"]) != recipe:
                 raise ValueError(f"made of other inputs: {arrays['recipe']}")
-            about = str(arrays["sha256"]), str(arrays["origin"])
-            return CsrGraph(arrays["indptr"], arrays["col"], *about, graph_sizes=arrays.get("graph_sizes"))
+            origin = str(arrays["origin"])
+            return CsrGraph(arrays["indptr"], arrays["col"], origin, graph_sizes=arrays.get("graph_sizes"))
     except Exception as error:  # whatever zipfile and NumPy raise
         raise ValueError(f"{path}: cannot be used ({error}); delete it, and it is made again") from error
 
 
 def _keep(path: Path, recipe: str, graph: CsrGraph) -> None:
     """Write the graph; a disk that is full or read-only costs a warning."""
-    arrays = {"recipe": recipe, **{key: getattr(graph, key) for key in ("indptr", "col", "sha256", "origin")}}
+    arrays = {"recipe": recipe, **{key: getattr(graph, key) for key in ("indptr", "col", "origin")}}
     if graph.graph_sizes is not None:
         arrays["graph_sizes"] = graph.graph_sizes
     try:
@@ -106,10 +89,10 @@ def _keep(path: Path, recipe: str, graph: CsrGraph) -> None:
         logger.warning("%s: not kept (%s): the next run makes it again", path, error)
 
 
-def _timed(generator: Generator, spec: GraphSpec, batch_size: int, seed: int, xp: Any, place: str) -> CsrGraph:
+def _timed(generator: "Generator", spec: "Dataset", batch_size: int, seed: int, xp: Any, place: str) -> CsrGraph:
     """Generate on the device of `xp`, give its memory back, and log the time and the graph's place."""
     start = time.perf_counter()
-    graph = to_csr(generator.generate(spec, batch_size, seed, xp))
+    graph = generator.generate(spec, batch_size, seed, xp)
     if xp is not np:
         xp.get_default_memory_pool().free_all_blocks()  # memory in CuPy's pool is lost to torch
     seconds, device = time.perf_counter() - start, "CPU" if xp is np else "GPU"
@@ -117,7 +100,7 @@ def _timed(generator: Generator, spec: GraphSpec, batch_size: int, seed: int, xp
     return graph
 
 
-def expected_size(spec: GraphSpec, batch_size: int) -> tuple[int, int]:
+def expected_size(spec: "Dataset", batch_size: int) -> tuple[int, int]:
     """Edges and nodes of the surrogate; of a collection, of `batch_size` graphs."""
     share = batch_size / spec.num_graphs if spec.num_graphs else 1
     return round(spec.nnz * share), round(spec.num_nodes * share)

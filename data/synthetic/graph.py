@@ -11,14 +11,17 @@ and the rest is integer sorts and gathers.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.canonical import distinct
-from data.graph import GraphSpec, RawGraph
+from data.canonical import distinct, to_csr
+from data.graph import CsrGraph
 from data.synthetic.random import random_bits, shuffled
-from data.synthetic.windows import Deciles, LogNormal
+from data.synthetic.windows import decile_counts, log_normal_counts
+
+if TYPE_CHECKING:
+    from data.registry import Dataset
 
 WINDOW = 16  # rows of a row window
 TCB_COLUMNS = 8
@@ -32,8 +35,8 @@ class WindowedGraph:
     """Generator of a single graph with given block statistics.
 
     Attributes:
-        tcbs: distribution of the tensor core blocks over the row windows.
-        mean_tcbs: mean number of blocks per window.
+        mean_tcbs: mean number of tensor core blocks per row window.
+        deciles: bounds of the tenths of these numbers; None: they are log-normal with `cv`, at most `max_tcbs`.
         row_sigma: log-normal shape of the degrees inside a window.
         hub: share of the columns above the mean that one row of a window takes.
         slope: a window's edges grow with its columns to the power 1 + slope.
@@ -43,8 +46,10 @@ class WindowedGraph:
         self_loops: number of nodes with a self loop; the generator makes no others.
     """
 
-    tcbs: Deciles | LogNormal
     mean_tcbs: float
+    deciles: tuple[int, ...] | None = None
+    cv: float = 0.0
+    max_tcbs: float = np.inf
     row_sigma: float = 0.8
     hub: float = 0.0
     slope: float = 0.0
@@ -53,7 +58,7 @@ class WindowedGraph:
     column_sigma: float = 0.8
     self_loops: int = 0
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> RawGraph:
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
         """A graph with the spec's nodes and its nnz to within 1 %; exactly symmetric if the spec is."""
         num_nodes = spec.num_nodes
         rng = np.random.default_rng(seed)
@@ -71,12 +76,15 @@ class WindowedGraph:
         keys -= row * num_nodes  # in place, since these are the largest arrays of the process
         if xp is not np:
             row, keys = xp.asnumpy(row), xp.asnumpy(keys)
-        return RawGraph(row, keys, num_nodes, "block model fitted to the paper's statistics")
+        return to_csr(row, keys, num_nodes, "block model fitted to the paper's statistics")
 
     def _row_degrees(self, num_nodes: int, num_edges: int, rng: np.random.Generator) -> np.ndarray:
         """[N] int64 with the sum `num_edges`."""
         num_windows = -(-num_nodes // WINDOW)
-        tcbs = self.tcbs.counts(num_windows, self.mean_tcbs)
+        if self.deciles:
+            tcbs = decile_counts(self.deciles, num_windows, self.mean_tcbs)
+        else:
+            tcbs = log_normal_counts(self.cv, self.max_tcbs, num_windows, self.mean_tcbs)
         # The last block of a window is partly filled.
         columns = rng.permutation(np.maximum(tcbs * TCB_COLUMNS - rng.uniform(0, TCB_COLUMNS, num_windows), 0.5))
         hub = self.hub * np.maximum(columns - columns.mean(), 0)

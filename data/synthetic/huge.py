@@ -14,14 +14,16 @@ give the same graph, in chunks of any size.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.canonical import csr_hash
-from data.graph import CsrGraph, GraphSpec
+from data.graph import CsrGraph
 from data.synthetic.graph import apportion
 from data.synthetic.random import random_bits_at
+
+if TYPE_CHECKING:
+    from data.registry import Dataset
 
 CHUNK_EDGES = {"numpy": 1 << 20, "cupy": 1 << 24}  # in the caches of a CPU; enough for a whole GPU
 BYTES_PER_CHUNK_EDGE = 96  # at most ten int64 arrays at a time, and some bool ones
@@ -43,31 +45,23 @@ class HugeGraph:
     local_share: float = 0.25
     reach: int = 4096
 
-    def host_bytes(self, spec: GraphSpec) -> int:
+    def host_bytes(self, spec: "Dataset") -> int:
         """Peak of the arrays in host memory: the CSR arrays, a chunk, and six float64 numbers per node for degrees."""
         return 4 * (spec.nnz + spec.num_nodes) + 48 * spec.num_nodes + self.chunk_bytes(spec)
 
-    def chunk_bytes(self, spec: GraphSpec) -> int:
+    def chunk_bytes(self, spec: "Dataset") -> int:
         """Peak of the arrays of one chunk, on the device that makes it."""
         return BYTES_PER_CHUNK_EDGE * min(spec.nnz, max(CHUNK_EDGES.values()))
 
-    def generate(self, spec: GraphSpec, batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
-        """A graph with exactly the spec's nodes and edges.
-
-        Raises:
-            ValueError: `reach` is not less than half of the nodes, or a row has too many edges to draw at random.
-        """
+    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
+        """A graph with exactly the spec's nodes and edges; `reach` and each row have less than half of the nodes."""
         num_nodes = spec.num_nodes
-        if not 1 <= self.reach < num_nodes / 2:
-            raise ValueError(f"reach: got {self.reach}; 1 to less than half of the {num_nodes} nodes is allowed")
-        degrees = self._degrees(num_nodes, spec.nnz, seed)
-        if int(degrees.max()) > num_nodes // 2:
-            raise ValueError(
-                f"{spec.name}: a row of {degrees.max()} edges; at most half of {num_nodes} nodes are allowed"
-            )
+        weights = np.random.default_rng(seed).standard_normal(num_nodes)
+        weights *= self.row_sigma
+        degrees = apportion(spec.nnz, np.exp(weights, out=weights))
         indptr = np.zeros(num_nodes + 1, np.int32 if spec.nnz < 2**31 else np.int64)
         np.cumsum(degrees, out=indptr[1:])
-        del degrees
+        del degrees, weights
         col = np.empty(spec.nnz, indptr.dtype)
         first = 0
         while first < num_nodes:
@@ -80,13 +74,7 @@ class HugeGraph:
             f"log-normal degrees (sigma {self.row_sigma:g}), {self.local_share:.0%} of the edges within {self.reach} "
             "nodes, the others uniform; nodes and edges only"
         )
-        return CsrGraph(indptr, col, csr_hash(indptr, col), origin)
-
-    def _degrees(self, num_nodes: int, num_edges: int, seed: int) -> np.ndarray:
-        """[N] int64 with the sum `num_edges`."""
-        weights = np.random.default_rng(seed).standard_normal(num_nodes)
-        weights *= self.row_sigma
-        return apportion(num_edges, np.exp(weights, out=weights))
+        return CsrGraph(indptr, col, origin)
 
     def _columns(self, xp: Any, indptr: np.ndarray, first_row: int, num_nodes: int, seed: int) -> Any:
         """[edges] int64: the columns of consecutive rows, ascending in each row.

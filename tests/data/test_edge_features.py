@@ -54,6 +54,14 @@ def test_bad_edge_features_of_a_file(tmp_path, values, message):
         data.load("mine", source="file", path=npz(tmp_path / "mine.npz", edge_feat=values), **WITH_EDGES)
 
 
+def test_a_collection_of_the_user(tmp_path):
+    path, counts = tmp_path / "mine.npz", {"node_counts": np.array([2, 3]), "edge_counts": np.array([1, 2])}
+    np.savez(path, **counts, u=np.array([1, 2, 0]), v=np.array([0, 0, 1]), edge_feat=np.array([[5.0], [6.0], [7.0]]))
+    loaded = data.load("mine", path=path, batch_size=None, **WITH_EDGES)
+    expected = {(1, 0): [5.0], (4, 2): [6.0], (2, 3): [7.0]}
+    assert features_by_edge(loaded) == expected | {(key, query): value for (query, key), value in expected.items()}
+
+
 def test_atom_and_bond_codes_are_those_of_ogb():
     for name in ("ogbg-molhiv", "ogbg-molpcba", "peptides-func", "peptides-struct"):
         assert data.info(name).feature_cardinalities == tuple(get_atom_feature_dims())

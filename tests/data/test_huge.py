@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import data
-from data.canonical import csr_hash, edge_hash
-from data.graph import GraphSpec
 from data.synthetic import huge
 from data.synthetic.huge import HugeGraph
 
@@ -64,7 +62,7 @@ def test_degrees_are_log_normal_and_columns_local_and_uniform(graph):
 
 @pytest.mark.parametrize("chunk", [1, 997, 10**9])
 def test_any_chunk_gives_the_same_bits(monkeypatch, chunk):
-    spec = GraphSpec(name="small", num_nodes=403, nnz=5_001, symmetric=False)
+    spec = replace(data.info("igb-large"), num_nodes=403, nnz=5_001)
     maker = HugeGraph(row_sigma=0.7, reach=20)
     expected = maker.generate(spec, 1, 3)
     monkeypatch.setitem(huge.CHUNK_EDGES, "numpy", chunk)
@@ -77,16 +75,8 @@ def test_any_chunk_gives_the_same_bits(monkeypatch, chunk):
 
 def test_repeated_edges_of_crowded_rows_are_drawn_again():
     # Up to half of all columns in a row, and local ranges with more draws than columns.
-    spec = GraphSpec(name="crowded", num_nodes=120, nnz=3_000, symmetric=False)
+    spec = replace(data.info("igb-large"), num_nodes=120, nnz=3_000)
     assert_canonical(HugeGraph(row_sigma=0.3, local_share=0.6, reach=4).generate(spec, 1, 0), 120, 3_000)
-
-
-def test_hash_is_that_of_the_edge_list(graph, monkeypatch):
-    entry, made = graph
-    assert made.sha256 == edge_hash(rows_of(made), made.col.astype(np.int64), entry.num_nodes)
-    monkeypatch.setattr("data.canonical.HASHED_AT_A_TIME", 1_001)
-    assert csr_hash(made.indptr, made.col) == made.sha256
-    assert edge_hash(made.row, made.col, entry.num_nodes) == made.sha256
 
 
 @pytest.mark.parametrize("name", HUGE)

@@ -102,14 +102,14 @@ def test_graphs_of_a_split_are_chosen(tmp_path, kept):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"feat": np.zeros((5, 9), np.uint8)}, "feat has 5 rows, and 12 are needed"),
+        ({"feat": np.zeros((5, 9), np.uint8)}, r"feat has shape \(5, 9\).*\[12, F\] are needed"),
         ({"v": np.full(7, 9, np.uint16)}, r"edge \[0, 9\] in a graph of 3 nodes"),
         ({"feat": np.full((12, 9), 200, np.uint8)}, "node features hold the code 200"),
-        ({"feat": np.full((12, 9), 0.5)}, "feat holds 0.5; integers"),
+        ({"feat": np.full((12, 9), 0.5)}, r"node features have shape \(12, 9\), dtype float32; codes"),
         ({"edge_feat": np.zeros((7, 4), np.uint8)}, "edge features have 4 columns of codes; 3"),
         ({"graph_label": np.full((5, 1), 7, np.uint8)}, "a graph label of 7; 0, 1"),
-        ({"train_ids": np.array([-1, 0])}, "the ids of train hold -1; allowed are 0 to 4"),
-        ({"valid_ids": np.array([0, 0])}, "the ids of valid hold 0 twice"),
+        ({"train_ids": np.array([-1, 0])}, "train_ids hold -1; allowed are 0 to 4"),
+        ({"valid_ids": np.array([0, 0])}, "valid_ids hold 0 twice"),
     ],
 )
 def test_a_damaged_conversion_is_refused(tmp_path, kept, changes, message):
