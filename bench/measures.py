@@ -18,15 +18,12 @@ from bench import (
 from bench.runner import Measure
 
 _KERNELS = Measure(kernels.cases, kernels.measure)
-_BOTH_PASSES = Measure(backward.cases, backward.measure)
 MEASURES = {
     "kernels": _KERNELS,
     "codes": _KERNELS,
     "heads": _KERNELS,
     "edges": _KERNELS,
-    "backward": _BOTH_PASSES,
-    "sphere": _BOTH_PASSES,
-    "nsa": _BOTH_PASSES,
+    "backward": Measure(backward.cases, backward.measure),
     "float32": Measure(float32.cases, float32.measure),
     "sm_active": Measure(sm_activity.cases, sm_activity.measure),
     "end_to_end": Measure(models.cases, models.measure, features=True),

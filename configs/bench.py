@@ -34,12 +34,10 @@ NO_EDGES = "none"
 # Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
 # (low_rank_R), T types with a vector each (types_T); the score terms of `bench.edge_inputs`; GATv2's score.
 PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head", "column", "soft_cap", "gat", "gatv2")
-KEY_WEIGHTS = ("log_weight", "log_weight_bias")  # of sphere: the key's quadrature weight, by column or by edge
 NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
 NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
 
 DOORS = ("mesh", "weather", "driving", "relational")  # groups of users, see `bench.doors`
-GROUPED = ("heads", "nsa")  # benchmarks that take shapes with fewer KV heads
 ONE_HEAD = ("1x64", "1x128", "1x256")
 # Keys that a benchmark reads beside SHARED, with their defaults; ... has none.
 SHARED = {"measure": ..., "source": "official", "root": "datasets", "batch_size": 1024}
@@ -51,8 +49,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "heads": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
-    "sphere": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
-    "nsa": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "float32": {"graphs": ..., "backends": ..., "shapes": ..., "repeats": 30, "scale": "rsqrt_dim"},
     "sm_active": _KERNELS,
     "end_to_end": _MODELS
@@ -243,9 +239,6 @@ class BenchConfig(Section):
             for name in self.backends:
                 check_choice("backends", name, [one for one, backend in REGISTRY.items() if backend.writes_lse])
         for kind in self.edges:
-            if self.measure == "sphere":
-                check_choice("edges", kind, (NO_EDGES, *KEY_WEIGHTS))
-                continue
             name, number = edge_kind(kind)
             if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
                 numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]
@@ -266,8 +259,8 @@ class BenchConfig(Section):
         for key, values in self:
             if isinstance(values, tuple) and len({*values}) < len(values):
                 raise ValueError(f"{key} = {[*values]}: an entry is given twice; once is allowed")
-        if self.measure not in GROUPED and (wrong := [str(shape) for shape in self.head_shapes if shape.kv_heads]):
-            raise ValueError(f"shapes: got {wrong[0]!r}; fewer KV heads are for measure = {', '.join(GROUPED)}")
+        if self.measure != "heads" and (wrong := [str(shape) for shape in self.head_shapes if shape.kv_heads]):
+            raise ValueError(f"shapes: got {wrong[0]!r}; fewer KV heads are for measure = heads")
         return self
 
     @property

@@ -71,9 +71,7 @@ class PeakRates:
 
 def derived_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """All of them; each has the provenance of the row that it is computed from."""
-    plans = select(rows, {"metric": "plan_bytes"})
-    per_edge = plans.assign(metric="plan_bytes_per_edge", value=plans["value"] / plans["nnz"])
-    return pd.concat([*achieved(rows), best_other(rows), per_edge], ignore_index=True)
+    return pd.concat([*achieved(rows), best_other(rows)], ignore_index=True)
 
 
 def achieved(rows: pd.DataFrame) -> list[pd.DataFrame]:

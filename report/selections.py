@@ -22,7 +22,6 @@ ORIGINALS = GRAPHS | {"kind": "real"}  # of the twins
 PUBLISHED = TIME | {"bench": "published"}
 CODES = TIME | {"bench": "codes", "launch": "none", "l2": "none", "plan": "none"}
 H200 = {"device": "NVIDIA H200"}  # of the recorded codes for shapes of heads, edge data and the backward pass
-SPHERE_CODES = CODES | {"config": "sphere", "backend": "torch_harmonics", "edges": "none"}
 KERNEL_SUMS = {"bench": "codes", "metric": "kernel_time", "launch": "none", "l2": "warm", "plan": "none"}
 
 # Other kernels of one head in float32; benchmark float32 times two of them alternately with `fused3s` in float32.

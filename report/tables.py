@@ -551,7 +551,7 @@ def training_steps(data: Data) -> Grid:
     return Grid("heads", {f"{n}": of.STEP | {"heads": n} for n in (1, 8)}, columns)
 
 
-# Plans, the sphere, selected blocks
+# Plans
 
 
 @table()
@@ -564,57 +564,6 @@ def plans(data: Data) -> Grid:
         "and attention": show({"variant": "plan_and_run"}, ".3f"),
     }
     return Grid("graph", graphs(data, of.TIME | of.OURS | {"bench": "plans", "heads": 1, "dim": 128}), columns)
-
-
-@table("Attention on the sphere")
-def sphere(data: Data) -> Grid:
-    """Neighbourhoods of grids on the sphere, as in torch-harmonics 0.9.3: milliseconds of its kernels and of `fused3s`
-    with the log of the key's quadrature weight as a value of the column, and their ratio (sums of kernel durations of a
-    pass, fp16). Then the time of `fused3s` with the weight as a value of the column, and as a bias of each edge,
-    relative to `fused3s` without it, back to back. Bytes: a plan for both passes, per edge. torch-harmonics was
-    measured at another time ([how](paper/README.md)). Means are geometric: over the shapes of a grid, then over
-    grids."""
-    where = of.OURS | REAL | {"bench": "sphere", "metric": "kernel_time", "edges": "log_weight"}
-    grids = [("180x360-0.017", 1, 64), ("180x360-0.03", 1, 64), ("360x720-to-180x360-0.03", 1, 64)]
-    grids += [("360x720-0.017", 1, 64), ("360x720-0.03", 1, 64), ("180x360-0.03", 4, 16)]
-    grids += [("360x720-0.03", 8, 32), ("360x720-0.03", 2, 128)]
-    lines = {}
-    for grid, n, dim in grids:
-        name = f"{grid.replace('-to-', ' to ').replace('-', ', ')}, {n}x{dim}"
-        lines[name] = where | {"dataset": f"sphere-{grid}", "heads": n, "dim": dim}
-    by = ["data_sha256", "heads", "dim"]
-    time = of.TIME | {"region": "forward", "launch": "back_to_back"}
-    none, bias = time | {"edges": "none"}, time | {"edges": "log_weight_bias"}
-    columns = {}
-    for region in ("forward", "backward"):
-        ours = {"region": region}
-        theirs = of.SPHERE_CODES | ours
-        columns[f"{region}: theirs"] = over(ours, theirs, None, by, ".3f", "theirs")
-        columns[f"{region}: ours"] = show(ours, ".3f")
-        columns[f"{region}: ratio"] = over(ours, theirs, None, by, ".1f")
-    columns["by column over none"] = over(none, time, None, by)
-    columns["by edge over none"] = over(none, bias, None, by)
-    columns["bytes an edge"] = show({"metric": "plan_bytes_per_edge", "region": "forward"}, ".1f")
-    return Grid("grid, cutoff, heads", lines | {"mean": Mean(where)}, columns)
-
-
-@table("Selected blocks of keys")
-def nsa(data: Data) -> Grid:
-    """The selected branch of Native Sparse Attention: each query selects 16 blocks of 64 keys, its own and random
-    earlier ones, with 1, 4 or 16 query heads of 128 columns per KV head (fp16, back to back). Milliseconds of
-    `fused3s`, and the time of `flex_attention` divided by it. With random selections nearly every earlier 128 x 128
-    block holds a selected key, and `flex_attention` computes such a block whole."""
-    where, passes = of.TIME | of.OURS | {"bench": "nsa", "dim": 128}, ("forward", "backward")
-    lines = {
-        f"{tokens:,}, {region}": where | {"dataset": f"nsa-{tokens}", "region": region}
-        for tokens in (8192, 16384, 32768)
-        for region in passes
-    }
-    columns = {}
-    for n, name in {1: "1 head", 4: "4 heads", 16: "16 heads"}.items():
-        columns[f"{name}, ms"] = show({"heads": n}, ".3f")
-        columns[f"{name}, ratio"] = over({"heads": n}, {"heads": n, "backend": "flex_attention"}, by=HASH)
-    return Grid("tokens, pass", lines, columns)
 
 
 @table("In short")

@@ -43,7 +43,7 @@ def test_overrides_and_files_that_extend_another():
         ("measure=kernel", "measure = 'kernel': not known; did you mean 'kernels'"),
         ("shapes=[8by3]", "shapes: got '8by3'; heads x head dimension is needed, such as 8x16"),
         ("shapes=[1x512]", "up to 256 columns"),
-        ("shapes=[8x16/2]", "'8x16/2'; fewer KV heads are for measure = heads, nsa"),
+        ("shapes=[8x16/2]", "'8x16/2'; fewer KV heads are for measure = heads"),
         ("shapes=[8x16/3]", "'8x16/3'; KV heads must be a divisor of the heads, and fewer"),
         ("shapes=[8x16/8]", "'8x16/8'; KV heads must be"),
         ("backends=[fused3]", "did you mean 'fused3s'"),
