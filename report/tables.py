@@ -7,7 +7,6 @@ selections of rows, others compute and write a cell of them (`show`, `over`).
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import pandas as pd
@@ -136,11 +135,6 @@ def largest(pairs: pd.DataFrame, end: Callable = pd.Series.idxmax, parts: int = 
 
 
 least = partial(largest, end=pd.Series.idxmin)
-
-
-def percentages(pairs: pd.DataFrame) -> str:
-    found = pairs["ratio"]
-    return f"{found.min():.0%} to {found.max():.0%} (n = {len(found)})" if len(found) else "-"
 
 
 def extreme(where: Where, of_all: Callable[[pd.Series], float], form: str) -> Cell:
@@ -289,40 +283,6 @@ def published_codes(data: Data) -> Grid:
     turbo = of.CODES | {"backend": "turbo_gnn"}
     lines["Turbo-GNN over `fused3s`, back to back"] = compare(of.OURS | of.WARM | HALF, turbo)
     return Grid("code over ours", lines, widths(of.KERNEL | of.GRAPHS | REAL))
-
-
-@table()
-def ablation(data: Data) -> Grid:
-    """Speed-up of each step over the previous step, back to back; geometric means over real / all graphs."""
-    steps = [*pairwise(("F3S_splitR", "F3S_splitC", "F3S_reorderRW", "F3S_permuteQKV"))]
-    lines = {f"`{step}` over `{last}`": over({"series": step}, {"series": last}, means) for last, step in steps}
-    node, edge = {"series": "fused3s_paper"}, {"series": "F3S_edgeParallel"}
-    lines["node-parallel over `F3S_edgeParallel`"] = over(node, edge, means)
-    return Grid("step", lines, {name: of.ABLATION | {"group": name} for name in ("single", "batched")})
-
-
-GATHER = {"bench": "kernels", "order": "none", "heads": 1, "plan": "fixed"} | of.GRAPHS | of.OURS | of.WARM
-over_gather_model = over(of.TIME, {"metric": "gather_model", "gathered_bytes": {"least": 1e8}}, percentages)
-
-
-@table()
-def gather_model(data: Data) -> Grid:
-    """Time of the gather model (all bytes, no reuse across row windows) divided by the time of `fused3s`, on graphs
-    that gather at least 0.1 GB. It is no bound: row windows that share keys hit in a cache."""
-    kinds = {"real": REAL, "surrogate and synthetic": {"kind": ["surrogate", "synthetic"]}}
-    outputs = {"fp32": {"out_dtype": "float32"}, "fp16": HALF}
-    lines = {f"{name}, {kind}": out | some for name, out in outputs.items() for kind, some in kinds.items()}
-    return Grid("output, graphs", lines, widths(GATHER), over_gather_model)
-
-
-@table()
-def memory(data: Data) -> Grid:
-    """Peak GiB of one run, inputs and format included. Blank: out of memory, or not run."""
-    where = {"bench": "kernels", "metric": "peak_memory", "heads": 1, "out_dtype": "float32", "variant": "none"}
-    where |= {"dim": 128, "order": "none"}
-    sets = ["ogbn-arxiv", "ego-twitter", "reddit", "ogbn-products", "amazon-products"]
-    columns = kernels(data, where | {"dataset": "reddit"}, "backend")
-    return Grid("graph", graphs(data, where, {"dataset": sets}), columns, show({}, ".2f", scale=1 / 1024))
 
 
 # Shapes of heads, edge data, the backward pass, float32
@@ -551,25 +511,10 @@ def training_steps(data: Data) -> Grid:
     return Grid("heads", {f"{n}": of.STEP | {"heads": n} for n in (1, 8)}, columns)
 
 
-# Plans
-
-
-@table()
-def plans(data: Data) -> Grid:
-    """Milliseconds of `plan_attention` from CSR arrays on the GPU; the same with the schedules of the backward pass;
-    the same with one attention (a mask that changes at every call). Host included, one head of 128 columns."""
-    columns = {
-        "plan": show({"variant": "plan"}, ".3f"),
-        "with backward": show({"variant": "plan_backward"}, ".3f"),
-        "and attention": show({"variant": "plan_and_run"}, ".3f"),
-    }
-    return Grid("graph", graphs(data, of.TIME | of.OURS | {"bench": "plans", "heads": 1, "dim": 128}), columns)
-
-
 @table("In short")
 def facts(data: Data) -> Grid:
-    """d = 128; more: `scripts/report.py --table plans`, `memory`, `ablation`, `gather-model`."""
-    gather, fp16, bf16 = GATHER | REAL | {"out_dtype": "float32"}, {"dtype": "float16"}, {"dtype": "bfloat16"}
+    """d = 128."""
+    fp16, bf16 = {"dtype": "float16"}, {"dtype": "bfloat16"}
     model = {"bench": "end_to_end", "heads": 1, "blocks": 10, "dim": [64, 128, 256]}
     error, same = model | {"metric": "output_error"}, model | {"metric": "argmax_agreement"}
     plan = of.TIME | of.OURS | ON_ARXIV | {"bench": "plans", "heads": 1, "variant": "plan"}
@@ -580,9 +525,6 @@ def facts(data: Data) -> Grid:
         return over(both | of.GRAPH | {"variant": "halo", "ranks": 2}, both | {"variant": "none", "ranks": 1}, by=HASH)
 
     lines = {
-        "time of the gather model over `fused3s`, real graphs that gather at least 0.1 GB, fp32 output": (
-            lambda data, all_d: over_gather_model(data, all_d | gather)
-        ),
         "10-block model against fp32, random weights, all d: largest relative error, fp16": (
             extreme(error | fp16, max, ".1e")
         ),
