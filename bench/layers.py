@@ -41,7 +41,6 @@ import fused3s.nn
 from bench.baselines import REGISTRY
 from bench.captured_loop import captured_loop
 from bench.checks import checked_columns, largest_row_error
-from bench.float32 import with_precision
 from bench.gpu_trace import trace_gpu
 from bench.layer_batches import LayerBatch, draw_batches
 from bench.layer_model import (
@@ -53,6 +52,7 @@ from bench.layer_model import (
     first_layer_errors,
     run_in_parts,
 )
+from bench.precision import with_precision
 from bench.runner import Case, Context
 from common.columns import dtype_name
 from common.records import NONE, Row

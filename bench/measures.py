@@ -3,7 +3,6 @@
 from bench import (
     backward,
     doors,
-    float32,
     format_build,
     kernels,
     layers,
@@ -13,7 +12,6 @@ from bench import (
     plans,
     sm_activity,
     softmax_stability,
-    training,
 )
 from bench.runner import Measure
 
@@ -24,10 +22,8 @@ MEASURES = {
     "heads": _KERNELS,
     "edges": _KERNELS,
     "backward": Measure(backward.cases, backward.measure),
-    "float32": Measure(float32.cases, float32.measure),
     "sm_active": Measure(sm_activity.cases, sm_activity.measure),
     "end_to_end": Measure(models.cases, models.measure, features=True),
-    "training": Measure(training.cases, training.measure, features=True),
     "layers": Measure(layers.cases, layers.measure, begin=layers.begin),
     "doors": Measure(doors.cases, doors.measure, device="any"),
     "plans": Measure(plans.cases, plans.measure, finished=("ok", "unchecked", "unsupported", "oom")),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fused3s
 from bench.baselines import REGISTRY
-from bench.float32 import with_precision
+from bench.precision import with_precision
 from bench.projection import with_compiled_blocks, with_projection
 from bench.runner import Case, Context, UnsupportedInputsError, classify
 from common.columns import dtype_name

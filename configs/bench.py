@@ -26,7 +26,6 @@ EDGE_PARALLEL = {
     "F3S_edgeParallel": {"split_rows": False, "reordered": False, "permuted": True, "edge_parallel": True},
 }
 SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with switches of its own
-WITH_FLOAT32 = "+float32"  # of a backend of `training`: its attention computes in float32 in 16-bit layers
 REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `fused3s.graph.reorder.row_order`
 
 SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})(?:/([1-9][0-9]{0,4}))?")  # heads x head dimension / KV heads
@@ -49,12 +48,10 @@ KEYS: dict[str, dict[str, Any]] = {
     "heads": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
-    "float32": {"graphs": ..., "backends": ..., "shapes": ..., "repeats": 30, "scale": "rsqrt_dim"},
     "sm_active": _KERNELS,
     "end_to_end": _MODELS
     | {"shapes": ONE_HEAD, "precisions": ("float16",), "projection": "layers", "accuracy": ("fused3s",)}
     | {"regions": ("csr_unfused", "fused3s_paper", "fused3s")},
-    "training": _MODELS | {"shapes": ("1x128", "8x16"), "precisions": ("bfloat16",)},
     "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
     | {"precisions": ("float32", "autocast", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
     | {"pool": 8, "steps": 8, "launches": ("eager",)},
@@ -224,12 +221,11 @@ class BenchConfig(Section):
                 )
         for name in self.graphs if self.workloads else ():
             check_choice("graphs", name, tuple(self.workloads))
-        modes = [name.removesuffix(WITH_FLOAT32) if self.measure == "training" else name for name in self.modes]
         extra = {"kernels": (*SWITCHES, REORDERED), "sm_active": tuple(SWITCHES)}.get(self.measure, ())
         allowed = extra if self.measure == "sm_active" else (*REGISTRY, *extra)
         for key, names in (
             ("backends", self.backends),
-            ("modes", modes),
+            ("modes", tuple(self.modes)),
             ("regions", self.regions),
             ("accuracy", self.accuracy),
         ):
@@ -246,8 +242,6 @@ class BenchConfig(Section):
         some = ("bfloat16", "float32", *{"layers": ("tf32", "autocast"), "end_to_end": ("tf32",)}.get(self.measure, ()))
         for precision in self.precisions:
             check_choice("precisions", precision, some if self.measure == "layers" else ("float16", *some))
-        if self.measure == "training" and any("plain+compiled" in ways for ways in self.modes.values()):
-            raise ValueError("modes: plain+compiled is for measure = end_to_end; steps are compiled as 'compiled'")
         allowed = {"parallel": ("eager", "cuda_graph"), "layers": ("eager", "compiled", "reduce_overhead")}
         for launch in self.launches:
             check_choice("launches", launch, allowed[self.measure])

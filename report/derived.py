@@ -37,7 +37,7 @@ def best_other(rows: pd.DataFrame) -> pd.DataFrame:
 
     One row for each type of the inputs, and one of type "any".
     """
-    kernels = {"bench": ["kernels", "float32"], "metric": "time", "status": "ok", "variant": "none", "heads": 1}
+    kernels = {"bench": "kernels", "metric": "time", "status": "ok", "variant": "none", "heads": 1}
     times = select(rows, kernels | {"backend": {"not": [*OURS]}})
     both = pd.concat([times, times.assign(dtype="any")])
     first = both.sort_values("value", kind="stable").drop_duplicates([*SAME_RUN, "dtype"])

@@ -285,7 +285,7 @@ def published_codes(data: Data) -> Grid:
     return Grid("code over ours", lines, widths(of.KERNEL | of.GRAPHS | REAL))
 
 
-# Shapes of heads, edge data, the backward pass, float32
+# Shapes of heads, edge data, the backward pass
 
 SHAPE = of.TIME | of.WARM | of.OURS | {"bench": "heads", "kv_heads": 0, "edges": "none"}
 ON_ARXIV = {"dataset": "ogbn-arxiv"}
@@ -354,35 +354,6 @@ def backward(data: Data) -> Grid:
     }
     lines = shapes(of.BACKWARD | MEASURED, (1, 64), (1, 128), (1, 256), (8, 16), (16, 64))
     return Grid("shape", lines, columns)
-
-
-@table("Attention in float32")
-def float32(data: Data) -> Grid:
-    """Ratios of times (timed alternately, back to back, L2 warm): geometric mean over n graphs, and the worst graph;
-    `dfgnn_hyper` and PyG were timed separately, with one head. "highest" and "high" are values of
-    `torch.get_float32_matmul_precision()`; fp16 is `fused3s` with fp16 inputs and output. Error: the worst row of
-    "highest" relative to float64, as a multiple of the error of plain PyTorch in float32."""
-    where = of.TIME | of.OURS | {"bench": "float32", "dtype": "float32", "variant": "highest"}
-    lines = {
-        f"{name}, {region}": line | {"region": region}
-        for name, line in shapes(where, (1, 128), (8, 16), (16, 64)).items()
-        for region in ("forward", "backward")
-    }
-    half = {"dtype": "float16", "variant": "none"}
-
-    def one_head(name: str) -> Cell:
-        cell = over({}, of.IN_FLOAT32 | {"backend": name}, least, HASH)
-        return lambda data, line: cell(data, line) if (line["heads"], line["region"]) == (1, "forward") else "-"
-
-    columns = {
-        "highest over fp16": over(half, {}, largest, HASH),
-        "high over fp16": over(half, {"variant": "high"}, largest, HASH),
-        "`dfgnn_tiling` over highest": over({}, {"backend": "dfgnn_tiling", "variant": "none"}, least, HASH),
-        "`csr_unfused` over highest": over({}, {"backend": "csr_unfused", "variant": "none"}, least, HASH),
-        **{f"`{name}` over highest": one_head(name) for name in ("dfgnn_hyper", "pyg")},
-        "largest error": extreme({"metric": "error_over_torch"}, max, ".1f"),
-    }
-    return Grid("shape, pass", lines, columns)
 
 
 # The whole model
@@ -489,26 +460,6 @@ def attention_shares(data: Data) -> Grid:
         for case, where in CASES.items()
     }
     return Grid("graph", {name: {"dataset": name} for name in SIX_GRAPHS}, columns)
-
-
-@table("Training steps")
-def training_steps(data: Data) -> Grid:
-    """Forward, backward and AdamW of the 10-block model on a whole graph (d = 128, bf16 layers, float32 weights):
-    milliseconds of `fused3s` with fused layers in a CUDA graph. Then the time of the same model run in another way,
-    divided by that: geometric mean over n graphs, and the graph with the least ratio. Compiled: all but attention.
-    Steps with wrong gradients (PyG in bf16 on musae-github) are left out."""
-    best = of.OURS | of.FUSED | of.GRAPH
-    ways = {
-        "PyG, plain, eager": of.EAGER | {"backend": "pyg", "dense": "plain"},
-        "PyG, compiled, eager": of.EAGER | {"backend": "pyg", "dense": "compiled"},
-        "PyG, plain, CUDA graph": of.GRAPH | {"backend": "pyg", "dense": "plain"},
-        "PyG, fused, CUDA graph": of.GRAPH | {"backend": "pyg", "dense": "fused"},
-        "cuSPARSE, fused, CUDA graph": of.GRAPH | {"backend": "csr_unfused", "dense": "fused"},
-        "ours, compiled, CUDA graph": of.GRAPH | of.OURS | {"dense": "compiled"},
-    }
-    columns = {f"ms, {name}": show(best | {"dataset": name}, ".2f") for name in ("pubmed", "ogbn-arxiv")}
-    columns |= {name: over(best, way, least) for name, way in ways.items()}
-    return Grid("heads", {f"{n}": of.STEP | {"heads": n} for n in (1, 8)}, columns)
 
 
 @table("In short")

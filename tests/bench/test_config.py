@@ -73,17 +73,13 @@ def test_what_is_wrong_is_named(override, message):
         ("measure: stability\nroot: a\nroot: b\n", "root is given twice"),
         ("measure: stability\n1: a\n", "1 is a key that is no text"),
         ("measure: layers\nworkloads: {a: {graph: zinc, batch: 9}}\nbatch_size: 5\n", "only batch_size = 5"),
-        ("measure: training\ngraphs: [cora]\nmodes: {pyg+float16: [plain]}\n", "modes = 'pyg+float16'"),
-        ("measure: training\ngraphs: [cora]\nmodes: {pyg: [plain]}\nprecisions: [tf32]\n", "precisions = 'tf32'"),
+        ("measure: end_to_end\ngraphs: [cora]\nmodes: {pyg+float16: [plain]}\n", "modes = 'pyg+float16'"),
+        ("measure: parallel\ngraphs: [cora]\nprecisions: [tf32]\n", "precisions = 'tf32'"),
         (
             "measure: layers\nworkloads: {a: {graph: cora}}\nprecisions: [float16]\n",
             "allowed are bfloat16, float32, tf32",
         ),
-        ("measure: training\ngraphs: [cora]\nmodes: {pyg: [plain+compiled]}\n", "compiled as 'compiled'"),
-        (
-            "measure: training\ngraphs: [cora]\nmodes: {pyg: [plain]}\nprojection: attention\n",
-            "projection: no such key",
-        ),
+        ("measure: parallel\ngraphs: [cora]\nprojection: attention\n", "projection: no such key"),
         ("[1, 2]", "holds no keys"),
     ],
 )

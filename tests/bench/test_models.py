@@ -10,6 +10,7 @@ from broken_backends import REASONS, register_broken
 
 from bench import models
 from bench.models import attention_dtype, cast
+from bench.precision import with_precision
 from bench.projection import Projection
 from common.records import Row
 from common.timers import Rounds, Spread
@@ -241,18 +242,9 @@ def test_the_coarsest_of_logits_layers_and_attention_decides_what_is_allowed():
     assert not compare(rounded + 0.1, exact, HALF).passed
 
 
-def test_a_training_step_of_pyg_is_measured_in_both_types(tmp_path, monkeypatch):
-    register_broken(monkeypatch)
-    modes = "modes={pyg: [plain], pyg+float32: [plain], csr_unfused: [plain], zero: [plain]}"
-    small = ["shapes=[2x8]", "blocks=1", "repeats=1", "budget_ms=1.0"]
-    status, rows = run(config("training", modes, *small), tmp_path / "r.csv")
-    found = {(row.backend, row.variant): row for row in rows if row.metric == "time"}
-    assert [*found] == [("pyg", "none"), ("pyg", "float32_attention"), ("csr_unfused", "none"), ("zero", "none")]
-    assert {row.dtype for row in found.values()} == {"bfloat16"}
-    # Layers in bfloat16 set the error; attention in bfloat16 adds to it. The gradients of zeros are wrong.
-    assert all(1e-3 < row.relative_error < 0.2 for (backend, _), row in found.items() if backend != "zero")
-    assert found["pyg", "none"].relative_error != found["pyg", "float32_attention"].relative_error
-    assert found["pyg", "float32_attention"].relative_error == pytest.approx(
-        found["csr_unfused", "none"].relative_error, rel=0.05
-    )
-    assert (status, found["zero", "none"].status in ("wrong", "error")) == (1, True)
+def test_a_precision_is_that_of_the_call_alone():
+    before = torch.get_float32_matmul_precision()
+    assert with_precision("high", torch.get_float32_matmul_precision) == "high"
+    with pytest.raises(ZeroDivisionError):
+        with_precision("high", lambda: 1 / 0)
+    assert torch.get_float32_matmul_precision() == before
