@@ -196,12 +196,7 @@ class BenchConfig(Section):
         if known is None:
             return given
         known = SHARED | known
-        hints = {"schemes": " ranks exchange the halo: leave it out"}
-        problems = [
-            f"{name}: no such key;{hints.get(name) or did_you_mean(str(name), [*known])}"
-            for name in given
-            if name not in known
-        ]
+        problems = [f"{name}: no such key;{did_you_mean(str(name), [*known])}" for name in given if name not in known]
         problems += [f"{name} is missing" for name, default in known.items() if default is ... and name not in given]
         if problems:
             raise ValueError(f"{'; '.join(problems)}; measure = {given['measure']!r} reads {', '.join(known)}")

@@ -22,14 +22,15 @@ def test_every_benchmark_has_a_file_and_reads_keys():
     assert {load_config(path, schema=BenchConfig).measure for path in FILES} == {*KEYS} == {*MEASURES}
 
 
-def test_overrides_and_files_that_extend_another():
-    config = load_config(
-        CONFIGS / "end_to_end_single_fp32.yaml", ["modes.pyg=[plain]", "repeats=3"], schema=BenchConfig
-    )
+def test_overrides_and_files_that_extend_another(tmp_path):
+    (tmp_path / "all.yaml").write_text((CONFIGS / "end_to_end.yaml").read_text())
+    other = tmp_path / "float32.yaml"
+    other.write_text("extends: all.yaml\nprecisions: [float32]\nmodes: {fused3s: [plain, plain+graph]}\nregions: []\n")
+    config = load_config(other, ["modes.pyg=[plain]", "repeats=3"], schema=BenchConfig)
     assert (config.measure, config.precisions, config.regions) == ("end_to_end", ("float32",), ())
     assert (config.modes["pyg"], config.modes["fused3s"]) == (("plain",), ("plain", "plain+graph"))
     assert config.modes["csr_unfused"] == ("plain", "plain+graph")  # of the other file
-    before = load_config(CONFIGS / "end_to_end_single.yaml", schema=BenchConfig)
+    before = load_config(CONFIGS / "end_to_end.yaml", schema=BenchConfig)
     assert before.repeats == 10
     assert config.settings_sha != before.settings_sha
 
