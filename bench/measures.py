@@ -27,7 +27,7 @@ MEASURES = {
     "layers": Measure(layers.cases, layers.measure, begin=layers.begin),
     "doors": Measure(doors.cases, doors.measure, device="any"),
     "plans": Measure(plans.cases, plans.measure, finished=("ok", "unchecked", "unsupported", "oom")),
-    "preprocessing": Measure(format_build.cases, format_build.measure, device="both", finished=("unchecked",)),
+    "preprocessing": Measure(format_build.cases, format_build.measure, finished=("unchecked",)),
     "parallel": Measure(parallel.cases, parallel.measure, device="any"),
     "peak_rates": Measure(peak_rates.cases, peak_rates.measure, finished=("ok",)),
     # A softmax that loses rows is a result, and is not measured again.

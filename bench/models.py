@@ -6,8 +6,8 @@ gets its queries, keys and values cast, and its output cast back; the casts coun
 attention` the projection writes the type that the backend reads (`bench.projection`), in rows variant
 typed_projection.
 
-All cases of a width have the same weights. Logits are compared with those of a slow backend in float32: before a time
-is kept, and in the accuracy cases, which compute in float16 and bfloat16.
+All cases of a width have the same weights. Logits are compared with those of a slow backend in float32 before a time
+is kept.
 """
 
 from collections.abc import Iterable
@@ -23,16 +23,13 @@ from bench.baselines import REGISTRY
 from bench.precision import with_precision
 from bench.projection import with_compiled_blocks, with_projection
 from bench.runner import Case, Context, UnsupportedInputsError, classify
-from common.columns import dtype_name
 from common.records import HOST_BOUND, NONE, Row, key
 from common.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
 from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
-from models.fast import fused_unavailable
-from models.inference.agreement import accuracy, compare
-from models.inference.model_regions import time_attention, time_eager, time_regions
+from models.inference.agreement import compare
+from models.inference.model_regions import time_attention, time_eager
 
-ACCURACY_DTYPES = (torch.float16, torch.bfloat16)
 TYPED_PROJECTION = "typed_projection"
 TF32 = "tf32"
 ANY_TYPE = ("pyg",)  # of the backends that compute in float32: it takes 16 bits without a conversion
@@ -55,10 +52,6 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
                 ways = [mode.partition("+") for mode in modes]
                 for dense, _, launch in sorted(ways, key=lambda way: way[2] != "graph"):
                     found.append(replace(case, backend=backend, dense=dense, launch=LAUNCHES[launch]))
-                if backend in config.accuracy:
-                    options = {"metric": "output_error", "unit": "1", "dense": "auto", "launch": "eager"}
-                    first = dtype_name(ACCURACY_DTYPES[0])
-                    found.append(replace(case, backend=backend, dtype=first, out_dtype=first, **options))
     return found
 
 
@@ -66,17 +59,16 @@ def measure(context: Context, case: Case) -> list[Row]:
     shape = Shape(case.heads, case.dim // case.heads)
     width = context.keep("width", shape, lambda: Width(context, shape))
     planned = context.keep("planned", (shape, case.backend, case.dtype), lambda: Planned(width, case))
-    rows = _accuracy_rows if case.metric == "output_error" else _time_rows
     try:
         with torch.inference_mode():
             planned.width.expected(case.backend)  # in float32, not in TF32
-            return with_precision("high" if is_tf32(case) else "highest", lambda: rows(context, case, planned))
+            return with_precision("high" if is_tf32(case) else "highest", lambda: _rows(context, case, planned))
     finally:
         if "compiled" in (case.dense, case.launch):
             torch.compiler.reset()  # torch keeps a few versions of what it compiled; no case needs an older one
 
 
-def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
+def _rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
     captured, device, config = case.launch == "cuda_graph", context.device, context.config
     model = planned.width.model(case.torch_dtype, planned.reads)
     if case.launch == "compiled":
@@ -124,11 +116,6 @@ def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
     if inside:  # inside compiled code there are no marks
         rows.append(row(how, inside | set_by_host, scope="attention"))
     rows.append(row(contents, memory.columns(), metric="peak_memory", unit="MiB"))
-    if case.launch == "eager" and case.backend in config.regions:
-        few, eager_ms = max(1, passes // 2), forward.spread.median
-        regions = time_regions(execution, eager_ms=eager_ms, device=device, repeats=few)
-        columns = {"disturbed": rows[0].disturbed}
-        rows += [row("eager pass", spread.columns(), region=name, **columns) for name, spread in regions.items()]
     return rows
 
 
@@ -139,26 +126,6 @@ def _replays(execution: Execution, device: torch.device, repeats: int) -> dict[s
     except torch.OutOfMemoryError as error:
         status, reason = classify(error)
         return {"status": status, "reason": reason, "relative_error": None}
-
-
-def _accuracy_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
-    """Errors of logits in 16 bits against float32, with fused non-attention layers where they can run."""
-    width = planned.width
-    exact = width.expected(case.backend)
-    rows = []
-    for dtype in ACCURACY_DTYPES:
-        model = width.model(dtype)
-        dense = "plain" if fused_unavailable(model) else "fused"
-        inputs = width.inputs(model, width.plan(case.backend, dtype, dtype))
-        execution = prepare_execution(model, inputs, backend=case.backend, dense=dense, cuda_graph=False)
-        found = accuracy(execution.run(), exact.logits)
-        typed = replace(case, dtype=dtype_name(dtype), out_dtype=dtype_name(dtype))
-        note = f"dense {dense}; against float32 with {exact.backend}"
-        checked = {"status": "ok", "relative_error": found.relative, "note": note}
-        for metric, value in (("output_error", found.relative), ("argmax_agreement", found.argmax_agreement)):
-            if value is not None:  # a single output has no argmax
-                rows.append(context.row(typed, metric=metric, **Spread.of([value]).columns(), **checked))
-    return rows
 
 
 class Expected(NamedTuple):

@@ -41,7 +41,6 @@ ONE_HEAD = ("1x64", "1x128", "1x256")
 # Keys that a benchmark reads beside SHARED, with their defaults; ... has none.
 SHARED = {"measure": ..., "source": "official", "root": "datasets", "batch_size": 1024}
 _KERNELS = {"graphs": ..., "backends": ..., "shapes": ONE_HEAD, "repeats": 30, "scale": 1.0, "out_dtype": "float32"}
-_MODELS = {"graphs": ..., "modes": ..., "blocks": 10, "repeats": 10, "budget_ms": 50.0, "seed": 0}
 KEYS: dict[str, dict[str, Any]] = {
     "kernels": _KERNELS | {"plans": ("fixed",)},
     "codes": _KERNELS,
@@ -49,16 +48,15 @@ KEYS: dict[str, dict[str, Any]] = {
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "sm_active": _KERNELS,
-    "end_to_end": _MODELS
-    | {"shapes": ONE_HEAD, "precisions": ("float16",), "projection": "layers", "accuracy": ("fused3s",)}
-    | {"regions": ("csr_unfused", "fused3s_paper", "fused3s")},
+    "end_to_end": {"graphs": ..., "modes": ..., "shapes": ONE_HEAD, "blocks": 10, "precisions": ("float16",)}
+    | {"projection": "layers", "repeats": 10, "budget_ms": 50.0, "seed": 0},
     "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
     | {"precisions": ("float32", "autocast", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
     | {"pool": 8, "steps": 8, "launches": ("eager",)},
     "plans": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 200, "seconds": 2.0},
-    "preprocessing": {"graphs": ..., "cpu_edges": 20_000_000, "repeats": 10, "seconds": 2.0},
+    "preprocessing": {"graphs": ..., "repeats": 10, "seconds": 2.0},
     "parallel": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 30}
-    | {"precisions": ("float16",), "ranks": (2, 4), "method": "metis"}
+    | {"precisions": ("float16",), "method": "metis"}
     | {"launches": ("eager", "cuda_graph")},
     "peak_rates": {"repeats": 20},
     "stability": {},
@@ -162,8 +160,6 @@ class BenchConfig(Section):
     # fixed: the sparse format is built once. rebuilt: at each call, from the CSR arrays on the GPU.
     plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], List] = ("fixed",)
     modes: dict[str, Annotated[tuple[Mode, ...], List]] = Field(default={})  # ways to run a model, by backend
-    regions: Names = ()  # backends whose eager passes are also timed region by region
-    accuracy: Names = ()  # backends whose logits in float16 and bfloat16 are also compared with float32
     blocks: int = Field(
         default=0, ge=0, le=1000
     )  # of the model; of layers, workloads with samples have as many as those
@@ -172,13 +168,11 @@ class BenchConfig(Section):
     # attention: they come in the type that the backend reads (`bench.projection`).
     projection: Literal["layers", "attention"] = "layers"
     workloads: dict[str, Workload] = Field(default={})
-    ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], List] = ()  # without torchrun
     method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
     # Of passes of several ranks: eager, cuda_graph. Of steps of layers: eager, compiled, reduce_overhead.
     launches: Annotated[tuple[Literal["eager", "cuda_graph", "compiled", "reduce_overhead"], ...], List] = ()
     groups: Annotated[tuple[Literal[DOORS], ...], List] = ()  # of DOORS
     size: Literal["full", "small"] = "full"  # of their inputs; small: those that outputs are checked with
-    cpu_edges: int = Field(default=0, ge=0)  # of the largest graph whose format is also built on the CPU
     repeats: int = Field(default=1, ge=1, le=10**6)  # timed intervals, passes of a round, or calls; fewer of long ones
     budget_ms: Positive = 1.0  # of a round of passes, or of a row of steps: fewer of slow ones
     seconds: Positive = 1.0  # a call is not repeated after this time
@@ -221,8 +215,6 @@ class BenchConfig(Section):
         for key, names in (
             ("backends", self.backends),
             ("modes", tuple(self.modes)),
-            ("regions", self.regions),
-            ("accuracy", self.accuracy),
         ):
             for name in names:
                 check_choice(key, name, allowed)

@@ -462,36 +462,6 @@ def attention_shares(data: Data) -> Grid:
     return Grid("graph", {name: {"dataset": name} for name in SIX_GRAPHS}, columns)
 
 
-@table("In short")
-def facts(data: Data) -> Grid:
-    """d = 128."""
-    fp16, bf16 = {"dtype": "float16"}, {"dtype": "bfloat16"}
-    model = {"bench": "end_to_end", "heads": 1, "blocks": 10, "dim": [64, 128, 256]}
-    error, same = model | {"metric": "output_error"}, model | {"metric": "argmax_agreement"}
-    plan = of.TIME | of.OURS | ON_ARXIV | {"bench": "plans", "heads": 1, "variant": "plan"}
-    molecules = of.GRAPH | {"bench": "infer", "region": "all batches", "metric": "throughput", "heads": 1}
-
-    def two_gpus(dataset: str) -> Cell:
-        both = of.TIME | {"bench": "parallel", "region": "none", "heads": 8, "dim": 16, "dataset": dataset}
-        return over(both | of.GRAPH | {"variant": "halo", "ranks": 2}, both | {"variant": "none", "ranks": 1}, by=HASH)
-
-    lines = {
-        "10-block model against fp32, random weights, all d: largest relative error, fp16": (
-            extreme(error | fp16, max, ".1e")
-        ),
-        "the same error, bf16": extreme(error | bf16, max, ".1e"),
-        "least share of rows with the same largest output, fp16": extreme(same | fp16, min, ".2%"),
-        "the same share, bf16": extreme(same | bf16, min, ".2%"),
-        "ms for a plan of ogbn-arxiv from CSR arrays on the GPU, host included": show(plan, ".3f"),
-        "graphs of ogbg-molhiv per second, 10-block model, fp16, one CUDA graph, batches of 1,024": (
-            show(molecules, ",.0f")
-        ),
-        "speed-up of two GPUs over one, halo exchange, ogbn-arxiv (8x16)": two_gpus("ogbn-arxiv"),
-        "the same, ogbn-products (synthetic)": two_gpus("ogbn-products"),
-    }
-    return Grid("quantity", lines, {"value": {"dim": 128}})
-
-
 # Training steps of layers
 
 LAYERS = REAL | {"bench": "layers", "plan": ["fixed", "rebuilt"]}

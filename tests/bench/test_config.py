@@ -25,9 +25,9 @@ def test_every_benchmark_has_a_file_and_reads_keys():
 def test_overrides_and_files_that_extend_another(tmp_path):
     (tmp_path / "all.yaml").write_text((CONFIGS / "end_to_end.yaml").read_text())
     other = tmp_path / "float32.yaml"
-    other.write_text("extends: all.yaml\nprecisions: [float32]\nmodes: {fused3s: [plain, plain+graph]}\nregions: []\n")
+    other.write_text("extends: all.yaml\nprecisions: [float32]\nmodes: {fused3s: [plain, plain+graph]}\n")
     config = load_config(other, ["modes.pyg=[plain]", "repeats=3"], schema=BenchConfig)
-    assert (config.measure, config.precisions, config.regions) == ("end_to_end", ("float32",), ())
+    assert (config.measure, config.precisions) == ("end_to_end", ("float32",))
     assert (config.modes["pyg"], config.modes["fused3s"]) == (("plain",), ("plain", "plain+graph"))
     assert config.modes["csr_unfused"] == ("plain", "plain+graph")  # of the other file
     before = load_config(CONFIGS / "end_to_end.yaml", schema=BenchConfig)

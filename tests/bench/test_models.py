@@ -23,7 +23,7 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
 def forward(modes: str, *overrides: str) -> BenchConfig:
-    small = ["shapes=[1x16]", "blocks=2", "repeats=3", "regions=[reference]", "accuracy=[]"]
+    small = ["shapes=[1x16]", "blocks=2", "repeats=3"]
     return config("end_to_end_smoke", *small, f"modes={{{modes}}}", *overrides)
 
 
@@ -45,22 +45,14 @@ def test_failures_and_launches_have_rows_with_reasons(monkeypatch, tmp_path):
 
 
 def test_rows_of_a_case(tmp_path):
-    status, rows = run(forward("reference: [plain]", "accuracy=[reference]"), tmp_path / "r.csv")
+    status, rows = run(forward("reference: [plain]"), tmp_path / "r.csv")
     assert status == 0
-    time, attention, memory, *regions = [row for row in rows if row.dense == "plain"]
+    time, attention, memory = rows
     assert [(row.scope, row.metric) for row in (time, attention, memory)] == [
         *(("model", "time"), ("attention", "time"), ("model", "peak_memory"))
     ]
     assert (time.dtype, time.dim, time.heads, time.blocks) == ("float16", 16, 1, 2)
     assert 1e-4 < time.relative_error < 8e-3  # of layers in float16 against float32
-    assert [row.region for row in regions] == [
-        *("embedding", "qkv", "attention", "out projection", "ffn", "norms", "readout")
-    ]
-    accuracy = [row for row in rows if row.dense == "auto"]
-    assert [(row.dtype, row.metric) for row in accuracy] == [
-        (dtype, metric) for dtype in ("float16", "bfloat16") for metric in ("output_error", "argmax_agreement")
-    ]
-    assert 1e-4 < accuracy[0].value < accuracy[2].value < 0.1
 
 
 def test_large_graphs_are_checked_against_another_fast_backend(tmp_path, monkeypatch):

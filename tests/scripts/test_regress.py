@@ -39,7 +39,7 @@ def regress(tmp_path, monkeypatch):
     def regress(recorded, *rounds, status=0, options=()):
         measured = []
 
-        def measure(_, settings, path, file, on, again):
+        def measure(_, settings, path, file, device, again):
             assert again
             measured.append((settings.measure, *settings.graphs))
             append_rows(file, rounds[len(measured) - 1])
