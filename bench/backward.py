@@ -20,7 +20,7 @@ from bench.kernels import byte_row, kernel_case, normal_inputs, refuse_impossibl
 from bench.runner import Case, Context, UnsupportedInputsError
 from bench.traffic import gathered_bytes, gathered_columns
 from common.records import NONE, Row
-from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_kernels_by_turns
+from common.timers import time_kernels_by_turns
 from configs.bench import BenchConfig, Shape
 from fused3s.graph.csr import CSRPattern, as_tensor, csr_from_edges
 from fused3s.graph.edge_list import EdgeList
@@ -55,7 +55,6 @@ class Problem:
 
 def measure(context: Context, case: Case) -> list[Row]:
     refuse_impossible(case, context.device)
-    device = context.device
     problem = context.keep("problem", case.shape, lambda: Problem(context, case.shape))
     identity = (case.backend, case.shape)
     forward, backward = context.keep("passes", identity, lambda: plan_passes(context, case, problem))
@@ -65,22 +64,14 @@ def measure(context: Context, case: Case) -> list[Row]:
         error = largest_gradient_error(backward(), problem.gradients)
         checked = checked_columns(error, case.torch_dtype, ALLOWED_OVER_TORCH * problem.torch_error)
     runs: dict[str, Callable] = {"forward": forward, "backward": backward}
-    run = runs[case.region]
-    run()
-    reset_peak_memory(device)
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    run()
-    memory = Spread.of([peak_memory_mib(device) - before / 2**20])
-    spreads, timer = time_kernels_by_turns(runs, device=device, repeats=context.config.repeats)
+    spreads, timer = time_kernels_by_turns(runs, device=context.device, repeats=context.config.repeats)
     scale = context.config.scale_of(case.dim)
     note = f"{timer}; scale {scale:g}; plain torch's gradients have an error of {problem.torch_error:.1e}"
     untimed = replace(case, launch=NONE, plan=NONE)
-    contents = "one run, without inputs and format; torch's allocator"
     columns = context.keep("columns", None, lambda: columns_of_both_passes(context.pattern))
     sizes = traffic(case, columns, context.pattern.shape)
     return [
         context.row(case, **spreads[case.region].columns(), **checked, note=note),
-        context.row(untimed, metric="peak_memory", unit="MiB", **memory.columns(), **checked, note=contents),
         *(byte_row(context, untimed, metric, size) for metric, size in sizes.items()),
     ]
 

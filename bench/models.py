@@ -10,7 +10,6 @@ All cases of a width have the same weights. Logits are compared with those of a 
 is kept.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from bench.precision import with_precision
 from bench.projection import with_compiled_blocks, with_projection
 from bench.runner import Case, Context, UnsupportedInputsError, classify
 from common.records import HOST_BOUND, NONE, Row, key
-from common.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
+from common.timers import pass_times, time_rounds
 from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.inference.agreement import compare
@@ -76,15 +75,10 @@ def _rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
             model = with_compiled_blocks(model)
     inputs = planned.width.inputs(model, planned.attention)
     expected = planned.width.expected(case.backend)  # before a CUDA graph takes its memory
-    before = memory_mib(device)
-    reset_peak_memory(device)
     execution = prepare_execution(model, inputs, backend=case.backend, dense=case.dense, cuda_graph=captured)
     outputs: list[Tensor] = []
     first = pass_times(lambda: outputs.append(execution.run()), device=device, repeats=1)
     logits = outputs.pop().clone()
-    # Other precisions and formats stay on the GPU: they do not count.
-    own = planned.format_mib + tensors_mib([*model.parameters(), *model.buffers()]) + tensors_mib(vars(inputs).values())
-    memory = Spread.of([peak_memory_mib(device) - before + (own if before else 0)])
     rounded = [torch.float16] if is_tf32(case) else []  # TF32 has as many digits
     agreement = compare(logits, expected.logits, model.dtype, planned.dtype, *rounded)
     checked: dict[str, Any] = {"status": "ok", "relative_error": agreement.relative}
@@ -111,11 +105,9 @@ def _rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
         by_graph = context.known.get(key(context.columns(replace(case, launch="cuda_graph"))))
         if by_graph and by_graph.value and forward.spread.median >= HOST_BOUND * by_graph.value:
             set_by_host = {"disturbed": "yes"}
-    contents = "weights, inputs, format and passes; torch's allocator"
     rows = [row(f"checked against {expected.backend}{forward.warning}", forward.columns() | set_by_host)]
     if inside:  # inside compiled code there are no marks
         rows.append(row(how, inside | set_by_host, scope="attention"))
-    rows.append(row(contents, memory.columns(), metric="peak_memory", unit="MiB"))
     return rows
 
 
@@ -205,7 +197,6 @@ class Planned:
     Attributes:
         dtype: the type that it computes in.
         reads: the type of q, k and v.
-        format_mib: memory of its format.
     """
 
     def __init__(self, width: Width, case: Case) -> None:
@@ -214,13 +205,10 @@ class Planned:
         takes_model = is_typed and case.backend in ANY_TYPE
         self.dtype = case.torch_dtype if takes_model else attention_dtype(case.backend, case.torch_dtype)
         self.reads = self.dtype if is_typed else case.torch_dtype
-        self.format_mib = 0.0
 
     @cached_property
     def attention(self) -> Attention:
-        before = memory_mib(self.width.context.device)
         plan = self.width.plan(self.backend, self.dtype, self.model_dtype)
-        self.format_mib = memory_mib(self.width.context.device) - before
         return plan if self.dtype == self.model_dtype else cast(plan, self.dtype, self.model_dtype)
 
 
@@ -247,12 +235,3 @@ def cast(attention: Attention, dtype: torch.dtype, model_dtype: torch.dtype) -> 
         return attention(q.to(dtype), k.to(dtype), v.to(dtype), scale=scale, out_dtype=written).to(model_dtype)
 
     return attend
-
-
-def memory_mib(device: torch.device) -> float:
-    """Memory held by torch's allocator on a GPU; 0 on the CPU, where it is not counted."""
-    return torch.cuda.memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
-
-
-def tensors_mib(values: Iterable[Any]) -> float:
-    return sum(value.nbytes for value in values if isinstance(value, Tensor)) / 2**20
