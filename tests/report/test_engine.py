@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 from kernel_rows import row
 
+from report.cells import means, over, show
 from report.engine import Data, mean, quiet, real
 from report.rows import frame, recorded
 from report.selections import CODES, GRAPHS, KERNEL_SUMS, OURS, PAPER, WARM
 from report.selections import KERNEL as ALL
-from report.tables import means, over, render, show
+from report.tables import render
 
 RECORDED = Path(__file__).parents[2] / "results"
 KERNEL = ALL | WARM | {"dim": 128}
