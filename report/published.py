@@ -46,9 +46,9 @@ def with_published(rows: pd.DataFrame) -> pd.DataFrame:
     codes = rows[(rows["bench"] == "codes") & (rows["metric"] == "kernel_time")]
     codes = codes[codes["backend"].str.startswith(("published_", "turbo_gnn"))]
     names = codes["backend"].str.removeprefix("published_").replace("fused3s", "fused3s_paper")
-    codes = codes.assign(backend=names, series=names, metric="time", l2=NONE, config="one head")
+    codes = codes.assign(backend=names, series=names, metric="time", l2=NONE)
     recorded = published_rows()
-    same = ["bench", "device", "backend", "config"]
+    same = ["bench", "device", "backend"]
     replaced = pd.MultiIndex.from_frame(recorded[same]).isin(pd.MultiIndex.from_frame(codes[same]))
     return pd.concat([rows, codes, recorded[~replaced]], ignore_index=True)
 
@@ -78,7 +78,7 @@ def _codes() -> pd.DataFrame:
             "graphs": of["kind"].map(kinds).fillna(1).astype(int),
             "status": times["ms"].notna().map({True: "unchecked", False: "error"}).to_numpy(),
         }
-    ).assign(bench="codes", device="NVIDIA H200", config="one head", data_source="official")
+    ).assign(bench="codes", device="NVIDIA H200", data_source="official")
 
 
 def _times(gpu: str) -> pd.DataFrame:
