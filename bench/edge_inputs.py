@@ -84,18 +84,6 @@ class EdgeInputs:
             return cls(term=TERMS[name], row=normal(num_rows, heads).float(), column=normal(num_cols, heads).float())
         return cls(term=TERMS[name]) if name in TERMS else None
 
-    @classmethod
-    def of_keys(cls, log_weight: Tensor) -> "EdgeInputs":
-        """A number that is added to the scores of each key, [num_cols], as a value of the column."""
-        return cls(term=TERMS["column"], column=log_weight.unsqueeze(1))
-
-    @classmethod
-    def weighted(cls, kind: str, log_weight: Tensor, pattern: CSRPattern) -> "EdgeInputs":
-        """The same for a kind of KEY_WEIGHTS: as a value of the column, or as a float16 bias of each edge."""
-        if kind == "log_weight":
-            return cls.of_keys(log_weight)
-        return cls(bias=log_weight.half()[pattern.indices.long()].unsqueeze(1))
-
     def to(self, dtype: torch.dtype) -> "EdgeInputs":
         """The same numbers in another type, but for types and for values of rows and columns."""
         kept = ("types", "row", "column")

@@ -4,8 +4,7 @@
     fused3s_paper  none             BSB with 16 x 8 blocks: all that the kernel needs
     fused3s_paper  row_window_sort  the part of it that is the paper's reordering: the sort of the row windows by their
                                     number of TCBs, which are on the device
-    fused3s        bsb              BSB with 16 x 16 blocks
-    fused3s        none             the plan of `fused3s.plan_attention`, by its own kernels; on a GPU
+    fused3s        none             the plan of `fused3s.plan_attention`, by its own kernels
 
 A build depends on neither head dimension nor type.
 """
@@ -24,32 +23,24 @@ from bench.runner import Case, Context
 from common.records import NONE, Row
 from common.timers import Spread
 from configs.bench import BenchConfig
-from fused3s.fused.shapes import TILE
 from fused3s.graph.csr import CSRPattern
 
 # (backend, variant): the function that is timed, from a graph on the device.
 BUILDS: dict[tuple[str, str], Callable[[CSRPattern], Callable[[], Any]]] = {
     ("fused3s_paper", NONE): lambda pattern: partial(BSB.from_graph, pattern, PAPER_TILE),
     ("fused3s_paper", "row_window_sort"): lambda pattern: _sort_of_row_windows(pattern),
-    ("fused3s", "bsb"): lambda pattern: partial(BSB.from_graph, pattern, TILE),
+    ("fused3s", NONE): lambda pattern: partial(
+        fused3s.plan_attention, pattern, backend="fused3s", device=pattern.indices.device
+    ),
 }
-PLAN = ("fused3s", NONE)
 
 
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
-    names = [*BUILDS, *([PLAN] if device.type == "cuda" else [])]
-    return [Case(backend, "build", heads=0, variant=variant) for backend, variant in names]
+    return [Case(backend, "build", heads=0, variant=variant) for backend, variant in BUILDS]
 
 
 def measure(context: Context, case: Case) -> list[Row]:
-    limit, num_edges = context.config.cpu_edges, context.loaded.meta.num_edges
-    if context.device.type == "cpu" and num_edges > limit:
-        raise fused3s.BackendUnavailableError(f"left out: {num_edges:,} edges; the limit on this device is {limit:,}")
-    name = (case.backend, case.variant)
-    if name == PLAN:
-        build = partial(fused3s.plan_attention, context.pattern, backend="fused3s", device=context.device)
-    else:
-        build = BUILDS[name](context.pattern)
+    build = BUILDS[case.backend, case.variant](context.pattern)
     return [timed(context, case, build, {"status": "unchecked"})]
 
 

@@ -1,4 +1,4 @@
-"""A trace of the GPU during some calls: time in which it was busy, kernels, and how often the host waited for it.
+"""A trace of the GPU during some calls: time in which it was busy, and durations of kernels.
 
 From a trace of CUPTI through torch.profiler, which also sees launches of CuPy and the kernels of CUDA graphs.
 """
@@ -15,8 +15,6 @@ from torch.profiler import ProfilerActivity, profile
 
 KERNEL = "kernel"
 ON_GPU = (KERNEL, "gpu_memcpy", "gpu_memset")  # categories of events
-# Calls that return when the GPU has caught up. cudaDeviceSynchronize is not among them: the trace itself ends with it.
-WAITS = frozenset({"cudaStreamSynchronize", "cudaEventSynchronize", "cuStreamSynchronize", "cuEventSynchronize"})
 
 
 @dataclass(frozen=True)
@@ -25,30 +23,25 @@ class GpuTrace:
 
     Attributes:
         busy_ms: time in which at least one kernel, copy or memset ran.
-        kernels: how many ran.
-        kernel_ms: the sum of their durations; more than `busy_ms` where kernels overlap.
-        waits: calls in which the host waited for the GPU.
+        kernel_ms: the sum of the durations of kernels; more than `busy_ms` where they overlap.
     """
 
     busy_ms: float
-    kernels: int
     kernel_ms: float
-    waits: int
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> "GpuTrace":
         """From the events of a Chrome trace, whose times are in microseconds."""
-        intervals, kernels, waits = [], [], 0
+        intervals, kernels = [], 0.0
         for event in events:
             if event.get("cat") in ON_GPU:
                 intervals.append((event["ts"], event["ts"] + event["dur"]))
-                kernels += [event["dur"]] if event["cat"] == KERNEL else []
-            waits += event.get("name") in WAITS
+                kernels += event["dur"] if event["cat"] == KERNEL else 0.0
         busy, reached = 0.0, float("-inf")
         for start, end in sorted(intervals):
             busy += max(0.0, end - max(start, reached))
             reached = max(reached, end)
-        return cls(busy / 1e3, len(kernels), sum(kernels) / 1e3, waits)
+        return cls(busy / 1e3, kernels / 1e3)
 
 
 def trace_gpu(run: Callable[[], Any]) -> GpuTrace:
@@ -65,6 +58,6 @@ def trace_gpu(run: Callable[[], Any]) -> GpuTrace:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         trace = GpuTrace.of(json.loads(path.read_bytes())["traceEvents"])
-    if not trace.kernels:
+    if not trace.kernel_ms:
         raise RuntimeError("the trace holds no kernel: nothing was queued, or CUPTI may not trace on this machine")
     return trace

@@ -21,7 +21,6 @@ def float64_gradients(
     grad_output: Tensor,
     pattern: CSRPattern,
     scale: float,
-    column: Tensor | None = None,
 ) -> Gradients:
     """Gradients of softmax(scale * Q K^T masked by A) V, computed in float64 and rounded to float32 (6e-8).
 
@@ -31,19 +30,18 @@ def float64_gradients(
         query, grad_output: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
         pattern: A; repeated edges count as often as they occur.
         scale: factor of the scores.
-        column: [num_cols], added to the scores of each key.
 
     Returns:
         float32, in the shapes of query, key and value.
     """
     of_heads = [
-        _of_head([x[:, head] for x in (query, key, value, grad_output)], pattern, scale, column)
+        _of_head([x[:, head] for x in (query, key, value, grad_output)], pattern, scale)
         for head in range(query.shape[1])
     ]
     return tuple(torch.stack(tensors, 1) for tensors in zip(*of_heads, strict=True))
 
 
-def _of_head(tensors: Sequence[Tensor], pattern: CSRPattern, scale: float, column: Tensor | None) -> Gradients:
+def _of_head(tensors: Sequence[Tensor], pattern: CSRPattern, scale: float) -> Gradients:
     query, key, value, grad_output = tensors
     indptr, indices = pattern.indptr, pattern.indices
     num_edges, dim = indices.numel(), query.shape[1]
@@ -62,8 +60,6 @@ def _of_head(tensors: Sequence[Tensor], pattern: CSRPattern, scale: float, colum
     for part, of_row, col in parts():
         weight[part] = (query[of_row].double() * key[col].double()).sum(1) * scale
         grad_weight[part] = (grad_output[of_row].double() * value[col].double()).sum(1)
-        if column is not None:
-            weight[part] += column[col].double()
     weight = torch.exp(weight - torch.segment_reduce(weight, "max", offsets=indptr, unsafe=True)[row])
     weight = weight / of_rows(weight)
     grad_score = weight * (grad_weight - of_rows(weight * grad_weight)) * scale
@@ -84,7 +80,6 @@ def torch_gradients(
     grad_output: Tensor,
     pattern: CSRPattern,
     scale: float,
-    column: Tensor | None = None,
 ) -> Gradients:
     """The same by plain torch in the inputs' type, as a user would write it: gathers, products, scatters, autograd. Its
     error is the measure for a kernel's. One head and some rows at a time: [nnz, d] tensors are in memory."""
@@ -95,7 +90,6 @@ def torch_gradients(
             offsets, col = pattern.indptr[rows.start : rows.stop + 1] - edges.start, pattern.indices[edges].long()
             row = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=query.device), offsets.diff())
             score = (q[rows][row] * k[col]).sum(1) * scale
-            score = score if column is None else score + column.to(score.dtype)[col]
             maximum = torch.segment_reduce(score.detach().float(), "max", offsets=offsets, unsafe=True)
             weight = torch.exp(score - maximum[row].to(score.dtype))
             total = weight.new_zeros(len(offsets) - 1).index_add(0, row, weight)

@@ -53,7 +53,7 @@ from fused3s.runtime.cuda_graph import CaptureError
 from fused3s.runtime.jit import get_kernel
 
 ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
-ONE_KIND = {ANEMOI: "low_rank", "torch_harmonics": "log_weight"}  # of edge data, by backend that takes no other
+ANEMOI_EDGES = "low_rank"  # the kind of edge data that it takes
 TRACES = 5  # passes whose kernels are summed
 REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
@@ -259,9 +259,8 @@ def refuse_impossible(case: Case, device: torch.device) -> None:
     if case.edges != NO_EDGES:
         if case.variant != "none" or not backend.takes_edges:
             raise UnsupportedInputsError("it takes no edge data")
-        only = ONE_KIND.get(case.backend)
-        if only and edge_kind(case.edges)[0] != only:
-            raise UnsupportedInputsError(f"of edge data it takes {only} alone")
+        if case.backend == ANEMOI and edge_kind(case.edges)[0] != ANEMOI_EDGES:
+            raise UnsupportedInputsError(f"of edge data it takes {ANEMOI_EDGES} alone")
         if case.plan == "rebuilt":
             raise UnsupportedInputsError("edge data is bound to a plan that is kept")
     if case.plan == "rebuilt" and case.order != "none":

@@ -28,7 +28,7 @@ error is recorded in the same way: its time stays the baseline where it is large
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import cycle
@@ -41,7 +41,6 @@ import fused3s.nn
 from bench.baselines import REGISTRY
 from bench.captured_loop import captured_loop
 from bench.checks import checked_columns, largest_row_error
-from bench.float32 import with_precision
 from bench.gpu_trace import trace_gpu
 from bench.layer_batches import LayerBatch, draw_batches
 from bench.layer_model import (
@@ -53,6 +52,7 @@ from bench.layer_model import (
     first_layer_errors,
     run_in_parts,
 )
+from bench.precision import with_precision
 from bench.runner import Case, Context
 from common.columns import dtype_name
 from common.records import NONE, Row
@@ -174,7 +174,7 @@ def measured_sides(context: Context, case: Case, types: Types) -> list[Row]:
         rows[name].insert(0, context.row(own, **rounds.columns(), **columns, note=note))
         if device.type == "cuda":
             try:
-                rows[name] += traced(context, own, side, columns, batches)
+                rows[name].append(busy_row(context, own, side, columns, batches))
             except Exception as error:  # the times stay
                 rows[name].append(context.failed(own, error, metric="gpu_busy"))
     return [row for found in rows.values() for row in found]
@@ -225,17 +225,12 @@ def time_sides(context: Context, sides: dict[Name, Side], batches: list[LayerBat
     return {name: (rounds, steps[name]) for name, rounds in time_rounds_by_turns(time_round).items()}
 
 
-def traced(
-    context: Context, case: Case, side: Side, checked: dict[str, Any], batches: list[LayerBatch]
-) -> Iterator[Row]:
-    """Rows of what the GPU did in a step, the mean over all batches."""
+def busy_row(context: Context, case: Case, side: Side, checked: dict[str, Any], batches: list[LayerBatch]) -> Row:
+    """How long a step keeps the GPU busy, the mean over all batches."""
     steps = max(FEWEST_STEPS, len(batches))
     own = [renewed(context, batches[nth % len(batches)]) for nth in range(steps)]
-    trace = trace_gpu(lambda: [side.run(batch) for batch in own])
-    totals = {"gpu_busy": ("ms", trace.busy_ms), "gpu_kernels": ("1", trace.kernels), "host_waits": ("1", trace.waits)}
-    for metric, (unit, total) in totals.items():
-        columns = Spread.of([total / steps]).columns() | {"metric": metric, "unit": unit}
-        yield context.row(case, **columns, **checked, note=f"trace of {steps} steps")
+    busy = Spread.of([trace_gpu(lambda: [side.run(batch) for batch in own]).busy_ms / steps])
+    return context.row(case, metric="gpu_busy", **busy.columns(), **checked, note=f"trace of {steps} steps")
 
 
 def make_side(context: Context, models: "Models", batches: list[LayerBatch], types: Types, name: Name) -> Side:

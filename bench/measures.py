@@ -3,7 +3,6 @@
 from bench import (
     backward,
     doors,
-    float32,
     format_build,
     kernels,
     layers,
@@ -13,28 +12,22 @@ from bench import (
     plans,
     sm_activity,
     softmax_stability,
-    training,
 )
 from bench.runner import Measure
 
 _KERNELS = Measure(kernels.cases, kernels.measure)
-_BOTH_PASSES = Measure(backward.cases, backward.measure)
 MEASURES = {
     "kernels": _KERNELS,
     "codes": _KERNELS,
     "heads": _KERNELS,
     "edges": _KERNELS,
-    "backward": _BOTH_PASSES,
-    "sphere": _BOTH_PASSES,
-    "nsa": _BOTH_PASSES,
-    "float32": Measure(float32.cases, float32.measure),
+    "backward": Measure(backward.cases, backward.measure),
     "sm_active": Measure(sm_activity.cases, sm_activity.measure),
     "end_to_end": Measure(models.cases, models.measure, features=True),
-    "training": Measure(training.cases, training.measure, features=True),
     "layers": Measure(layers.cases, layers.measure, begin=layers.begin),
     "doors": Measure(doors.cases, doors.measure, device="any"),
     "plans": Measure(plans.cases, plans.measure, finished=("ok", "unchecked", "unsupported", "oom")),
-    "preprocessing": Measure(format_build.cases, format_build.measure, device="both", finished=("unchecked",)),
+    "preprocessing": Measure(format_build.cases, format_build.measure, finished=("unchecked",)),
     "parallel": Measure(parallel.cases, parallel.measure, device="any"),
     "peak_rates": Measure(peak_rates.cases, peak_rates.measure, finished=("ok",)),
     # A softmax that loses rows is a result, and is not measured again.

@@ -6,11 +6,10 @@ gets its queries, keys and values cast, and its output cast back; the casts coun
 attention` the projection writes the type that the backend reads (`bench.projection`), in rows variant
 typed_projection.
 
-All cases of a width have the same weights. Logits are compared with those of a slow backend in float32: before a time
-is kept, and in the accuracy cases, which compute in float16 and bfloat16.
+All cases of a width have the same weights. Logits are compared with those of a slow backend in float32 before a time
+is kept.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,19 +19,16 @@ from torch import Tensor
 
 import fused3s
 from bench.baselines import REGISTRY
-from bench.float32 import with_precision
+from bench.precision import with_precision
 from bench.projection import with_compiled_blocks, with_projection
 from bench.runner import Case, Context, UnsupportedInputsError, classify
-from common.columns import dtype_name
 from common.records import HOST_BOUND, NONE, Row, key
-from common.timers import Spread, pass_times, peak_memory_mib, reset_peak_memory, time_rounds
+from common.timers import pass_times, time_rounds
 from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
-from models.fast import fused_unavailable
 from models.inference.agreement import compare
-from models.inference.model_regions import time_attention, time_eager, time_regions
+from models.inference.model_regions import time_attention, time_eager
 
-ACCURACY_DTYPES = (torch.float16, torch.bfloat16)
 TYPED_PROJECTION = "typed_projection"
 TF32 = "tf32"
 ANY_TYPE = ("pyg",)  # of the backends that compute in float32: it takes 16 bits without a conversion
@@ -55,10 +51,6 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
                 ways = [mode.partition("+") for mode in modes]
                 for dense, _, launch in sorted(ways, key=lambda way: way[2] != "graph"):
                     found.append(replace(case, backend=backend, dense=dense, launch=LAUNCHES[launch]))
-                if backend in config.accuracy:
-                    options = {"metric": "output_error", "unit": "1", "dense": "auto", "launch": "eager"}
-                    first = dtype_name(ACCURACY_DTYPES[0])
-                    found.append(replace(case, backend=backend, dtype=first, out_dtype=first, **options))
     return found
 
 
@@ -66,17 +58,16 @@ def measure(context: Context, case: Case) -> list[Row]:
     shape = Shape(case.heads, case.dim // case.heads)
     width = context.keep("width", shape, lambda: Width(context, shape))
     planned = context.keep("planned", (shape, case.backend, case.dtype), lambda: Planned(width, case))
-    rows = _accuracy_rows if case.metric == "output_error" else _time_rows
     try:
         with torch.inference_mode():
             planned.width.expected(case.backend)  # in float32, not in TF32
-            return with_precision("high" if is_tf32(case) else "highest", lambda: rows(context, case, planned))
+            return with_precision("high" if is_tf32(case) else "highest", lambda: _rows(context, case, planned))
     finally:
         if "compiled" in (case.dense, case.launch):
             torch.compiler.reset()  # torch keeps a few versions of what it compiled; no case needs an older one
 
 
-def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
+def _rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
     captured, device, config = case.launch == "cuda_graph", context.device, context.config
     model = planned.width.model(case.torch_dtype, planned.reads)
     if case.launch == "compiled":
@@ -84,15 +75,10 @@ def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
             model = with_compiled_blocks(model)
     inputs = planned.width.inputs(model, planned.attention)
     expected = planned.width.expected(case.backend)  # before a CUDA graph takes its memory
-    before = memory_mib(device)
-    reset_peak_memory(device)
     execution = prepare_execution(model, inputs, backend=case.backend, dense=case.dense, cuda_graph=captured)
     outputs: list[Tensor] = []
     first = pass_times(lambda: outputs.append(execution.run()), device=device, repeats=1)
     logits = outputs.pop().clone()
-    # Other precisions and formats stay on the GPU: they do not count.
-    own = planned.format_mib + tensors_mib([*model.parameters(), *model.buffers()]) + tensors_mib(vars(inputs).values())
-    memory = Spread.of([peak_memory_mib(device) - before + (own if before else 0)])
     rounded = [torch.float16] if is_tf32(case) else []  # TF32 has as many digits
     agreement = compare(logits, expected.logits, model.dtype, planned.dtype, *rounded)
     checked: dict[str, Any] = {"status": "ok", "relative_error": agreement.relative}
@@ -119,16 +105,9 @@ def _time_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
         by_graph = context.known.get(key(context.columns(replace(case, launch="cuda_graph"))))
         if by_graph and by_graph.value and forward.spread.median >= HOST_BOUND * by_graph.value:
             set_by_host = {"disturbed": "yes"}
-    contents = "weights, inputs, format and passes; torch's allocator"
     rows = [row(f"checked against {expected.backend}{forward.warning}", forward.columns() | set_by_host)]
     if inside:  # inside compiled code there are no marks
         rows.append(row(how, inside | set_by_host, scope="attention"))
-    rows.append(row(contents, memory.columns(), metric="peak_memory", unit="MiB"))
-    if case.launch == "eager" and case.backend in config.regions:
-        few, eager_ms = max(1, passes // 2), forward.spread.median
-        regions = time_regions(execution, eager_ms=eager_ms, device=device, repeats=few)
-        columns = {"disturbed": rows[0].disturbed}
-        rows += [row("eager pass", spread.columns(), region=name, **columns) for name, spread in regions.items()]
     return rows
 
 
@@ -139,26 +118,6 @@ def _replays(execution: Execution, device: torch.device, repeats: int) -> dict[s
     except torch.OutOfMemoryError as error:
         status, reason = classify(error)
         return {"status": status, "reason": reason, "relative_error": None}
-
-
-def _accuracy_rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
-    """Errors of logits in 16 bits against float32, with fused non-attention layers where they can run."""
-    width = planned.width
-    exact = width.expected(case.backend)
-    rows = []
-    for dtype in ACCURACY_DTYPES:
-        model = width.model(dtype)
-        dense = "plain" if fused_unavailable(model) else "fused"
-        inputs = width.inputs(model, width.plan(case.backend, dtype, dtype))
-        execution = prepare_execution(model, inputs, backend=case.backend, dense=dense, cuda_graph=False)
-        found = compare(execution.run(), exact.logits)
-        typed = replace(case, dtype=dtype_name(dtype), out_dtype=dtype_name(dtype))
-        note = f"dense {dense}; against float32 with {exact.backend}"
-        checked = {"status": "ok", "relative_error": found.relative, "note": note}
-        for metric, value in (("output_error", found.relative), ("argmax_agreement", found.argmax_agreement)):
-            if value is not None:  # a single output has no argmax
-                rows.append(context.row(typed, metric=metric, **Spread.of([value]).columns(), **checked))
-    return rows
 
 
 class Expected(NamedTuple):
@@ -238,7 +197,6 @@ class Planned:
     Attributes:
         dtype: the type that it computes in.
         reads: the type of q, k and v.
-        format_mib: memory of its format.
     """
 
     def __init__(self, width: Width, case: Case) -> None:
@@ -247,13 +205,10 @@ class Planned:
         takes_model = is_typed and case.backend in ANY_TYPE
         self.dtype = case.torch_dtype if takes_model else attention_dtype(case.backend, case.torch_dtype)
         self.reads = self.dtype if is_typed else case.torch_dtype
-        self.format_mib = 0.0
 
     @cached_property
     def attention(self) -> Attention:
-        before = memory_mib(self.width.context.device)
         plan = self.width.plan(self.backend, self.dtype, self.model_dtype)
-        self.format_mib = memory_mib(self.width.context.device) - before
         return plan if self.dtype == self.model_dtype else cast(plan, self.dtype, self.model_dtype)
 
 
@@ -280,12 +235,3 @@ def cast(attention: Attention, dtype: torch.dtype, model_dtype: torch.dtype) -> 
         return attention(q.to(dtype), k.to(dtype), v.to(dtype), scale=scale, out_dtype=written).to(model_dtype)
 
     return attend
-
-
-def memory_mib(device: torch.device) -> float:
-    """Memory held by torch's allocator on a GPU; 0 on the CPU, where it is not counted."""
-    return torch.cuda.memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
-
-
-def tensors_mib(values: Iterable[Any]) -> float:
-    return sum(value.nbytes for value in values if isinstance(value, Tensor)) / 2**20

@@ -1,17 +1,15 @@
-"""Peak rates of a GPU, measured with cuda/peak_rates.cu: copy, random gathers of rows, mma.sync.
+"""Peak rates of a GPU: copies by PyTorch, and mma.sync by cuda/peak_rates.cu.
 
 Each micro-benchmark is a row of scope "machine". Its rate is work over time:
 
-    backend  variant              dim               working_set     work
-    copy     none                 columns           read + written  bytes read and written
-    gather   ld_global, cp_async  columns of a row  K + V           bytes of random pairs of a K row and a V row
-    mma      m16n8k16             0                 blank           FLOP of products of 16 x 16 and 16 x 8
+    backend  variant   dim      working_set     work
+    copy     none      columns  read + written  bytes read and written
+    mma      m16n8k16  0        blank           FLOP of products of 16 x 16 and 16 x 8
 
 Every output is compared with the expected one.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +24,9 @@ from fused3s.runtime.device import WARP_SIZE
 from fused3s.runtime.jit import KernelInstance, get_kernel
 from fused3s.runtime.launch import launch_kernel
 
-MIB = 1 << 20
-WORKING_SETS_MIB = (4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # K and V together
-DIMS = (64, 128, 256)
-GATHERED_BYTES = 1 << 30  # per run
 COPIED_BYTES = 1 << 31  # read, and as many written
 SOURCE = Path(__file__).parent / "cuda" / "peak_rates.cu"
-PIECES, STAGES = 4, 2  # 16-byte loads in flight per lane; stages of the shared-memory ring of a warp
-THREADS = 256  # per block, in every kernel
-# Blocks per SM to try, the fastest is kept: more blocks have more bytes in flight and leave less L1.
-PATHS = {"ld_global": (4, 8), "cp_async": (3, 4, 6)}
+THREADS = 256  # per block
 MMA_TILES = 8  # accumulators of a warp
 MMA_FLOP = 2 * 16 * 8 * 16  # of one m16n8k16
 MMA_BLOCKS_PER_SM = 2
@@ -47,26 +38,16 @@ Runs = tuple[dict[str, Callable[[], torch.Tensor]], Callable[[torch.Tensor], flo
 
 
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
-    """All micro-benchmarks, quick ones first."""
-    rate = Case("copy", "machine", 128, "float16", heads=0)
-    found = [
-        replace(rate, working_set=2 * COPIED_BYTES, work=2 * COPIED_BYTES),
-        replace(
-            rate, backend="mma", variant="m16n8k16", dim=0, work=MMA_FLOP * warps(device) * MMA_TILES * MMA_ITERATIONS
-        ),
+    copied, flop = 2 * COPIED_BYTES, MMA_FLOP * warps(device) * MMA_TILES * MMA_ITERATIONS
+    return [
+        Case("copy", "machine", 128, "float16", heads=0, working_set=copied, work=copied),
+        Case("mma", "machine", 0, "float16", heads=0, variant="m16n8k16", work=flop),
     ]
-    for mib in WORKING_SETS_MIB:
-        for dim in DIMS:
-            size, work = 4 * dim * (mib * MIB // (4 * dim)), 4 * dim * (GATHERED_BYTES // (4 * dim))
-            gather = replace(rate, backend="gather", dim=dim, working_set=size, work=work)
-            found += [replace(gather, variant=path) for path in PATHS]
-    return found
 
 
 def measure(context: Context, case: Case) -> list[Row]:
     """Row of the fastest launch configuration."""
-    prepare = {"copy": copy_runs, "mma": mma_runs, "gather": gather_runs}[case.backend]
-    runs, error_of = prepare(case, context.device)
+    runs, error_of = (copy_runs if case.backend == "copy" else mma_runs)(case, context.device)
     allowed = MMA_ALLOWED_ERROR if case.backend == "mma" else 0.0
     best = None
     for launch, run in runs.items():
@@ -81,38 +62,13 @@ def measure(context: Context, case: Case) -> list[Row]:
 
 
 def copy_runs(case: Case, device: torch.device) -> Runs:
-    source = _random_words((case.work // (4 * case.dim), case.dim // 2), device)
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (case.work // (4 * case.dim), case.dim // 2)
+    source = torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
     # In a CUDA graph copy_ uses the copy engine, which may be slower than a kernel.
     runs = {"copy_": lambda: target.copy_(source), "add": lambda: torch.add(source, 0, out=target)}
     return runs, lambda copy: float(not torch.equal(source, copy))
-
-
-def gather_runs(case: Case, device: torch.device) -> Runs:
-    """K and V are [num_rows, dim] of 16 bits each."""
-    dim, path, num_rows = case.dim, case.variant, case.working_set // (4 * case.dim)
-    pairs, chunks = case.work // (4 * dim), GATHERED_BYTES // (16 * WARP_SIZE * PIECES)
-    function, shape = ("gather_ld", (dim, PIECES)) if path == "ld_global" else ("gather_async", (dim, PIECES, STAGES))
-    kernel = get_kernel(KernelInstance(SOURCE, function, shape), device.index)
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    key, value = (_random_words((num_rows, dim // 2), device, seed) for seed in (0, 1))
-    word_sums = key.sum(1, dtype=torch.int64) + value.sum(1, dtype=torch.int64)
-    expected = int(word_sums[random_rows(pairs, num_rows, device)].sum())
-
-    def run_with(blocks: int) -> Callable[[], torch.Tensor]:
-        out = torch.empty(blocks * num_sms * THREADS, dtype=torch.int32, device=device)
-
-        def run() -> torch.Tensor:
-            scalars = kernel.scalars(num_rows=num_rows, num_batches=chunks)
-            launch_kernel(kernel, (blocks * num_sms,), THREADS, {"k": key, "v": value, "out": out}, scalars)
-            return out
-
-        return run
-
-    def error(out: torch.Tensor) -> float:
-        return float((int(out.sum(dtype=torch.int64)) - expected) % 2**32 != 0)
-
-    return {f"{blocks} blocks of {THREADS} threads per SM": run_with(blocks) for blocks in PATHS[path]}, error
 
 
 def warps(device: torch.device) -> int:
@@ -160,20 +116,3 @@ def mma_problem() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ]
     sums = [sum(c[fragments.c_element(lane, register)] for register in range(4)) for lane in lanes]
     return np.array(frag_a), np.array(frag_b), np.array(sums)
-
-
-def random_rows(count: int, num_rows: int, device: torch.device) -> torch.Tensor:
-    """[count] int64: rows gathered by cuda/peak_rates.cu (`random_row`)."""
-    low = 2**32 - 1
-    i = torch.arange(count, device=device)
-    i = i ^ (i >> 16)
-    i = i * 0x85EBCA6B & low
-    i = i ^ (i >> 13)
-    i = i * 0xC2B2AE35 & low
-    i = i ^ (i >> 16)
-    return i * num_rows >> 32
-
-
-def _random_words(shape: tuple[int, int], device: torch.device, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int32, device=device)

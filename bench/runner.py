@@ -159,7 +159,7 @@ class Measure:
         cases: those of a configuration on a device, the same for every graph.
         run: the rows of a case, the one that has the columns of the case first. An error becomes a status.
         begin: called once for each graph; may fill `Context.extra`.
-        device: "gpu" is needed; "any": the CPU where there is none; "both".
+        device: "gpu" is needed; "any": the CPU where there is none.
         features: whether graphs are loaded with their features.
         finished: statuses of cases that are not measured again.
     """
@@ -178,8 +178,8 @@ def devices() -> list[torch.device]:
     return [*gpus, torch.device("cpu")]
 
 
-def devices_of(measure: Measure, wanted: str) -> list[torch.device]:
-    """Devices to measure on.
+def device_of(measure: Measure, wanted: str) -> torch.device:
+    """The device to measure on.
 
     Args:
         wanted: auto, cuda or cpu.
@@ -189,13 +189,13 @@ def devices_of(measure: Measure, wanted: str) -> list[torch.device]:
     """
     found = devices()
     if wanted == "cpu":
-        return found[-1:]
+        return found[-1]
     if found[0].type != "cuda" and (measure.device == "gpu" or wanted == "cuda"):
         raise fused3s.BackendUnavailableError(
             "this is measured on an NVIDIA GPU, and none was found; without one, make reproduce-figures draws what was "
             "recorded, and --device cpu measures what runs there"
         )
-    return found if measure.device == "both" else found[:1]
+    return found[0]
 
 
 def load_once(load: Callable[[], LoadedGraph], group: Any) -> LoadedGraph:
@@ -295,7 +295,7 @@ def run_bench(
     config: BenchConfig,
     path: Path,
     results: Path,
-    on: list[torch.device],
+    device: torch.device,
     again: bool = False,
     group: Any = None,
 ) -> int:
@@ -303,7 +303,6 @@ def run_bench(
 
     Args:
         path: file of the configuration.
-        on: devices, see `devices_of`.
         again: measure all cases.
         group: ranks under torchrun: all measure together, and the first one writes.
 
@@ -311,11 +310,11 @@ def run_bench(
         The exit status: 1 if a case is wrong or failed, neither `finished` nor of FINDINGS; NOT_LOADED; else 0.
     """
     cli.console.print(Text("\n".join([str(path), *(f"  {name:<10} {value}" for name, value in config.used.items())])))
-    environments = {device: provenance(device) for device in on}
-    print_warnings(environments[on[0]])
+    environment = provenance(device)
+    print_warnings(environment)
     before = read_rows(results) if results.exists() and not again and not group else []
     done = finished(before, measure.finished)
-    cases = sum(len(measure.cases(config, device)) for device in on)
+    cases = len(measure.cases(config, device))
     found: list[Row] = []
     skipped, not_loaded = 0, []
     load = lru_cache(maxsize=max(1, len(config.workloads)))(config.load)  # workloads have graphs in common
@@ -330,20 +329,19 @@ def run_bench(
                 not_loaded.append(f"{name}: {error}")
                 advance(f"{name}: not loaded", cases)
                 continue
-            for device, environment in environments.items():
-                context = Context(config, path, environment, device, name, loaded, done, group)
-                for case, rows in measured(measure, context):
-                    outcome = cli.outcome(rows[0]) if rows else "measured before"
-                    advance(f"{name} {case.description}: {outcome}", 1)
-                    skipped += not rows
-                    if rows and not (group and not group.is_first):
-                        append_rows(results, rows)
-                        found += rows
+            context = Context(config, path, environment, device, name, loaded, done, group)
+            for case, rows in measured(measure, context):
+                outcome = cli.outcome(rows[0]) if rows else "measured before"
+                advance(f"{name} {case.description}: {outcome}", 1)
+                skipped += not rows
+                if rows and not (group and not group.is_first):
+                    append_rows(results, rows)
+                    found += rows
     if found:
         cli.console.print(table(found))
     if skipped and not group:
         cli.console.print(Text(f"skipped      {skipped}: {results} holds them already (--again repeats them)"))
-    cli.print_end(f"run {environments[on[0]].run_id}", results, not_loaded)
+    cli.print_end(f"run {environment.run_id}", results, not_loaded)
     judged = {row.status for row in found if not row.backend.startswith(FINDINGS)}
     wrong = judged & ({"wrong", "error"} - {*measure.finished})
     return 1 if wrong else cli.NOT_LOADED if not_loaded else 0

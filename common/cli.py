@@ -36,7 +36,6 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one value; may be repeated.")
 ]
 Results = Annotated[Path, typer.Option(help="CSV to append to.")]
-Again = Annotated[bool, typer.Option("--again", metavar="", help="Repeat measurements that the CSV already holds.")]
 
 
 def configure_logging(*packages: str) -> None:

@@ -30,8 +30,8 @@ NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of resu
 # graph. unavailable: it cannot run on this machine.
 Status = Literal["ok", "unchecked", "wrong", "oom", "unsupported", "unavailable", "error"]
 Bench = Literal[
-    *("kernels", "heads", "edges", "backward", "float32", "layers", "training", "end_to_end", "preprocessing", "plans"),
-    *("peak_rates", "sm_active", "stability", "infer", "train", "parallel", "sphere", "nsa", "codes", "soak", "doors"),
+    *("kernels", "heads", "edges", "backward", "layers", "end_to_end", "preprocessing", "plans"),
+    *("peak_rates", "sm_active", "stability", "infer", "train", "parallel", "codes", "soak", "doors"),
 ]  # also the stem of its CSV
 Number = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
 

@@ -26,7 +26,6 @@ EDGE_PARALLEL = {
     "F3S_edgeParallel": {"split_rows": False, "reordered": False, "permuted": True, "edge_parallel": True},
 }
 SWITCHES = VARIANTS | EDGE_PARALLEL  # all entries that are `fused3s_paper` with switches of its own
-WITH_FLOAT32 = "+float32"  # of a backend of `training`: its attention computes in float32 in 16-bit layers
 REORDERED = "fused3s+reorder"  # backend fused3s with reorder="auto", see `fused3s.graph.reorder.row_order`
 
 SHAPE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})(?:/([1-9][0-9]{0,4}))?")  # heads x head dimension / KV heads
@@ -34,38 +33,30 @@ NO_EDGES = "none"
 # Kinds of edge data: none, a bias of [nnz] or of [nnz, H], features of R columns with weights for keys and values
 # (low_rank_R), T types with a vector each (types_T); the score terms of `bench.edge_inputs`; GATv2's score.
 PLAIN_EDGES = (NO_EDGES, "bias", "bias_per_head", "column", "soft_cap", "gat", "gatv2")
-KEY_WEIGHTS = ("log_weight", "log_weight_bias")  # of sphere: the key's quadrature weight, by column or by edge
 NUMBERED_EDGES = {"low_rank": 16, "types": 256}  # with the largest number
 NUMBERED = re.compile(rf"({'|'.join(NUMBERED_EDGES)})_([1-9][0-9]{{0,4}})")
 
 DOORS = ("mesh", "weather", "driving", "relational")  # groups of users, see `bench.doors`
-GROUPED = ("heads", "nsa")  # benchmarks that take shapes with fewer KV heads
 ONE_HEAD = ("1x64", "1x128", "1x256")
 # Keys that a benchmark reads beside SHARED, with their defaults; ... has none.
 SHARED = {"measure": ..., "source": "official", "root": "datasets", "batch_size": 1024}
 _KERNELS = {"graphs": ..., "backends": ..., "shapes": ONE_HEAD, "repeats": 30, "scale": 1.0, "out_dtype": "float32"}
-_MODELS = {"graphs": ..., "modes": ..., "blocks": 10, "repeats": 10, "budget_ms": 50.0, "seed": 0}
 KEYS: dict[str, dict[str, Any]] = {
     "kernels": _KERNELS | {"plans": ("fixed",)},
     "codes": _KERNELS,
     "heads": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "edges": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
-    "sphere": _KERNELS | {"shapes": ..., "edges": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
-    "nsa": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
-    "float32": {"graphs": ..., "backends": ..., "shapes": ..., "repeats": 30, "scale": "rsqrt_dim"},
     "sm_active": _KERNELS,
-    "end_to_end": _MODELS
-    | {"shapes": ONE_HEAD, "precisions": ("float16",), "projection": "layers", "accuracy": ("fused3s",)}
-    | {"regions": ("csr_unfused", "fused3s_paper", "fused3s")},
-    "training": _MODELS | {"shapes": ("1x128", "8x16"), "precisions": ("bfloat16",)},
+    "end_to_end": {"graphs": ..., "modes": ..., "shapes": ONE_HEAD, "blocks": 10, "precisions": ("float16",)}
+    | {"projection": "layers", "repeats": 10, "budget_ms": 50.0, "seed": 0},
     "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
     | {"precisions": ("float32", "autocast", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
     | {"pool": 8, "steps": 8, "launches": ("eager",)},
     "plans": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 200, "seconds": 2.0},
-    "preprocessing": {"graphs": ..., "cpu_edges": 20_000_000, "repeats": 10, "seconds": 2.0},
+    "preprocessing": {"graphs": ..., "repeats": 10, "seconds": 2.0},
     "parallel": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 30}
-    | {"precisions": ("float16",), "ranks": (2, 4), "method": "metis"}
+    | {"precisions": ("float16",), "method": "metis"}
     | {"launches": ("eager", "cuda_graph")},
     "peak_rates": {"repeats": 20},
     "stability": {},
@@ -169,8 +160,6 @@ class BenchConfig(Section):
     # fixed: the sparse format is built once. rebuilt: at each call, from the CSR arrays on the GPU.
     plans: Annotated[tuple[Literal["fixed", "rebuilt"], ...], List] = ("fixed",)
     modes: dict[str, Annotated[tuple[Mode, ...], List]] = Field(default={})  # ways to run a model, by backend
-    regions: Names = ()  # backends whose eager passes are also timed region by region
-    accuracy: Names = ()  # backends whose logits in float16 and bfloat16 are also compared with float32
     blocks: int = Field(
         default=0, ge=0, le=1000
     )  # of the model; of layers, workloads with samples have as many as those
@@ -179,13 +168,11 @@ class BenchConfig(Section):
     # attention: they come in the type that the backend reads (`bench.projection`).
     projection: Literal["layers", "attention"] = "layers"
     workloads: dict[str, Workload] = Field(default={})
-    ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=1024)], ...], List] = ()  # without torchrun
     method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
     # Of passes of several ranks: eager, cuda_graph. Of steps of layers: eager, compiled, reduce_overhead.
     launches: Annotated[tuple[Literal["eager", "cuda_graph", "compiled", "reduce_overhead"], ...], List] = ()
     groups: Annotated[tuple[Literal[DOORS], ...], List] = ()  # of DOORS
     size: Literal["full", "small"] = "full"  # of their inputs; small: those that outputs are checked with
-    cpu_edges: int = Field(default=0, ge=0)  # of the largest graph whose format is also built on the CPU
     repeats: int = Field(default=1, ge=1, le=10**6)  # timed intervals, passes of a round, or calls; fewer of long ones
     budget_ms: Positive = 1.0  # of a round of passes, or of a row of steps: fewer of slow ones
     seconds: Positive = 1.0  # a call is not repeated after this time
@@ -203,12 +190,7 @@ class BenchConfig(Section):
         if known is None:
             return given
         known = SHARED | known
-        hints = {"schemes": " ranks exchange the halo: leave it out"}
-        problems = [
-            f"{name}: no such key;{hints.get(name) or did_you_mean(str(name), [*known])}"
-            for name in given
-            if name not in known
-        ]
+        problems = [f"{name}: no such key;{did_you_mean(str(name), [*known])}" for name in given if name not in known]
         problems += [f"{name} is missing" for name, default in known.items() if default is ... and name not in given]
         if problems:
             raise ValueError(f"{'; '.join(problems)}; measure = {given['measure']!r} reads {', '.join(known)}")
@@ -228,14 +210,11 @@ class BenchConfig(Section):
                 )
         for name in self.graphs if self.workloads else ():
             check_choice("graphs", name, tuple(self.workloads))
-        modes = [name.removesuffix(WITH_FLOAT32) if self.measure == "training" else name for name in self.modes]
         extra = {"kernels": (*SWITCHES, REORDERED), "sm_active": tuple(SWITCHES)}.get(self.measure, ())
         allowed = extra if self.measure == "sm_active" else (*REGISTRY, *extra)
         for key, names in (
             ("backends", self.backends),
-            ("modes", modes),
-            ("regions", self.regions),
-            ("accuracy", self.accuracy),
+            ("modes", tuple(self.modes)),
         ):
             for name in names:
                 check_choice(key, name, allowed)
@@ -243,9 +222,6 @@ class BenchConfig(Section):
             for name in self.backends:
                 check_choice("backends", name, [one for one, backend in REGISTRY.items() if backend.writes_lse])
         for kind in self.edges:
-            if self.measure == "sphere":
-                check_choice("edges", kind, (NO_EDGES, *KEY_WEIGHTS))
-                continue
             name, number = edge_kind(kind)
             if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
                 numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]
@@ -253,8 +229,6 @@ class BenchConfig(Section):
         some = ("bfloat16", "float32", *{"layers": ("tf32", "autocast"), "end_to_end": ("tf32",)}.get(self.measure, ()))
         for precision in self.precisions:
             check_choice("precisions", precision, some if self.measure == "layers" else ("float16", *some))
-        if self.measure == "training" and any("plain+compiled" in ways for ways in self.modes.values()):
-            raise ValueError("modes: plain+compiled is for measure = end_to_end; steps are compiled as 'compiled'")
         allowed = {"parallel": ("eager", "cuda_graph"), "layers": ("eager", "compiled", "reduce_overhead")}
         for launch in self.launches:
             check_choice("launches", launch, allowed[self.measure])
@@ -266,8 +240,8 @@ class BenchConfig(Section):
         for key, values in self:
             if isinstance(values, tuple) and len({*values}) < len(values):
                 raise ValueError(f"{key} = {[*values]}: an entry is given twice; once is allowed")
-        if self.measure not in GROUPED and (wrong := [str(shape) for shape in self.head_shapes if shape.kv_heads]):
-            raise ValueError(f"shapes: got {wrong[0]!r}; fewer KV heads are for measure = {', '.join(GROUPED)}")
+        if self.measure != "heads" and (wrong := [str(shape) for shape in self.head_shapes if shape.kv_heads]):
+            raise ValueError(f"shapes: got {wrong[0]!r}; fewer KV heads are for measure = heads")
         return self
 
     @property

@@ -31,20 +31,17 @@ def line(row: pd.Series | None, series: str, value: float | None = None, text: s
     return {"value": value, "text": text, "colour": on.colour(series), **changes}
 
 
-def times(data: Data, where: Where, series: Mapping[str, tuple[str, Where]] | None = None) -> pd.DataFrame | None:
-    """Lines of times: axes for each graph, a bar for each of `series` (by its name a series that has the colour, and a
-    selection), or of the rows. None without a time."""
+def times(data: Data, where: Where) -> pd.DataFrame | None:
+    """Lines of times: axes for each graph, a bar for each series. None without a time."""
     rows = data.pick(where)
     if rows.empty:
         return None
-    where = {**where, "device": rows["device"].iloc[0]}
-    series = series or {on.name(one): (one, {"series": one}) for one in on.in_order(rows["series"])}
-    graphs, lines = distinct(rows), []
-    found = {name: distinct(data.pick({**where, **selection})) for name, (_, selection) in series.items()}
-    for sha, graph in graphs.iterrows():
-        for name, (colour, _) in series.items():
-            row = found[name].loc[sha] if sha in found[name].index else None
-            one = line(row, colour, panel=on.graph(graph, "\n"), name=name)
+    lines = []
+    for _, of_graph in rows.groupby(rows["data_sha256"].map({sha: n for n, sha in enumerate(distinct(rows).index)})):
+        found = of_graph.drop_duplicates("series").set_index("series")
+        for series in on.in_order(rows["series"]):
+            row = found.loc[series] if series in found.index else None
+            one = line(row, series, panel=on.graph(of_graph.iloc[0], "\n"), name=on.name(series))
             noisy = row is not None and row["disturbed"] == "yes"
             lines.append(one | {"text": DISTURBED * noisy + one["text"]})
     table = pd.DataFrame(lines)

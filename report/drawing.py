@@ -128,25 +128,21 @@ def bars(
     base: float | None = None,
     log: bool = True,
     ticks: Callable[[float], str] = "{:g}x".format,
-    thick: float = 1,
 ) -> Figure:
     """Horizontal bars with their text at the end: axes for each `panel` of the table, a line for each `name`.
 
     Args:
         table: columns panel, name, value (NaN: the text stands alone), text and colour; as wanted `group` (of lines
-            that belong together), `start` (left end of a bar), `tick` and `ring` (marks beside a bar).
+            that belong together), `tick` and `ring` (marks beside a bar).
         columns: of axes; the default is three for up to nine axes, else four.
         base: where bars start, with a line; the default is the left end of the axis.
         ticks: text of a tick.
-        thick: of a bar, in those of other figures.
     """
-    missing = {"group": "", "tick": np.nan, "ring": np.nan, "start": base}
+    missing = {"group": "", "tick": np.nan, "ring": np.nan}
     table = table.assign(**{column: value for column, value in missing.items() if column not in table})
     marked = [*table["value"].dropna(), *table["tick"].dropna(), *table["ring"].dropna()]
     low = min([*marked, base or math.inf]) / (1.1 if base else 2) if log else 0
-    low = min([low, *table["start"].dropna()]) if base is None else low
     table = table.assign(
-        start=table["start"].fillna(low),
         line=table["name"] + table["group"],
         end=table[["value", "tick", "ring"]].max(axis=1).fillna(low).clip(lower=base),
     )
@@ -155,7 +151,7 @@ def bars(
     panels = [*table.groupby("panel", sort=False)]
     columns = columns or (3 if len(panels) <= 9 else 4)
     shape = math.ceil(len(panels) / columns), min(columns, len(panels))
-    height = shape[0] * (BAR * thick * (places.iloc[-1] - places.iloc[0] + 1) + HEADER)
+    height = shape[0] * (BAR * (places.iloc[-1] - places.iloc[0] + 1) + HEADER)
     figure, grid = new_figure(height, *shape, sharex=True, sharey=True)
     inches = (WIDTH - 0.2 - first["name"].str.len().max() * 4.3 / 72) / shape[1]
     room = 1 - (table["text"].str.len() * 4.3 + 9) / 72 / inches  # of a line, beside its text
@@ -164,8 +160,8 @@ def bars(
     else:
         high = (table["end"] / room.clip(lower=0.2)).max()
     for axes, (title, lines) in zip(first_axes(grid, len(panels)), panels, strict=True):
-        y, width = places[lines["line"]], lines["value"] - lines["start"]
-        drawn = axes.barh(y, width, 0.84, lines["start"], color=lines["colour"])
+        y, start = places[lines["line"]], low if base is None else base
+        drawn = axes.barh(y, lines["value"] - start, 0.84, start, color=lines["colour"])
         for bar, place, end, text in zip(drawn, y, lines["end"], lines["text"], strict=True):
             grey = {"color": "#777777"} if np.isnan(bar.get_width()) else {}
             axes.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", size=7, **grey)

@@ -7,7 +7,6 @@ tells what was found. Title and docstring are the alternative text of the pictur
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 
 from report import drawing as on
 from report import selections as of
-from report.charts import Line, by_edges, distinct, gains, learning, line, ratios, sm_times, times
+from report.charts import by_edges, distinct, gains, learning, line, ratios, sm_times, times
 from report.engine import DISTURBED, Data, Where, by_graph, mean, quiet, real
 from report.published import captions, scores
 
@@ -86,36 +85,25 @@ def drawn_in_git(data: Data) -> dict[str, Drawn]:
 
 @figure(
     "hero",
-    "16 bits: isolated launches; float32: back to back, L2 warm. Every kernel that was measured with inputs of that "
-    "type takes part; all but PyG's are implemented in this repository",
+    "Isolated launches. Every kernel that was measured with 16-bit inputs takes part; all are implemented in this "
+    "repository",
 )
 def hero(data: Data, dim: int = 128) -> Figure | None:
-    """Bars of the speed-up over the best other kernel, which is named at the end, for each real graph with 16-bit and
-    with float32 inputs."""
-    real = {"kind": "real", "dim": dim}
-    full = of.TIME | real | {"bench": "float32", "region": "forward", "heads": 1, "dtype": "float32"}
-    sides = {
-        "16 bits": (of.KERNEL | of.ISOLATED | of.GRAPHS | real, of.OURS, {"backend": "best other", "dtype": "float16"}),
-        "float32": (full, of.OURS | {"variant": "highest"}, of.IN_FLOAT32 | {"backend": "best other"}),
-    }
-    found = {name: quiet(data.pairs(*side, ["data_sha256"])) for name, side in sides.items()}
-    found = {name: rows for name, rows in found.items() if len(rows)}
-    if not found:
+    """Bars of the speed-up over the best other kernel with 16-bit inputs, which is named at the end, for each real
+    graph."""
+    where = of.KERNEL | of.ISOLATED | of.GRAPHS | {"kind": "real", "dim": dim}
+    best = {"backend": "best other", "dtype": "float16"}
+    found = quiet(data.pairs(where, of.OURS, best)).sort_values("ratio", ascending=False)
+    if found.empty:
         return None
-    every = pd.concat(found.values())
-    order = every.groupby("data_sha256", sort=False)["ratio"].agg(mean).sort_values(ascending=False)
-    lines: list[Line] = []
-    for sha in order.index:
-        graph = every[every["data_sha256"] == sha].iloc[0]
-        for name in (name for name, rows in found.items() if sha in rows.index):
-            where, _, best = sides[name]
-            other = data.pick({**where, **best, "data_sha256": sha})["note"].iloc[0]
-            text = f"{on.factor(found[name]['ratio'][sha])} over {on.name(other)}"
-            label = f"{on.graph(graph)}: {name}" if name == next(iter(found)) else name
-            lines.append(line(graph, "fused3s", found[name]["ratio"][sha], text, panel="", name=label, group=sha))
+    others = distinct(data.pick(where | best))["note"]
+    lines = []
+    for _, graph in found.iterrows():
+        text = f"{on.factor(graph['ratio'])} over {on.name(others[graph['data_sha256']])}"
+        lines.append(line(graph, "fused3s", graph["ratio"], text, panel="", name=on.graph(graph)))
     drawn = on.bars(pd.DataFrame(lines), base=1)
-    means = " and ".join(f"{mean(rows['ratio']):.2f}x ({name}, {len(rows)} graphs)" for name, rows in found.items())
-    drawn.suptitle(f"fused3s is {means} as fast as the best other kernel on real graphs, d = {dim}")
+    words = f"{mean(found['ratio']):.2f}x as fast as the best other kernel on {len(found)} real graphs"
+    drawn.suptitle(f"fused3s is {words}, 16 bits, d = {dim}")
     return drawn
 
 
@@ -291,38 +279,6 @@ def fig8_attention_share(data: Data) -> Figure | None:
 
 
 @figure(
-    "training-steps",
-    "Forward pass, backward pass and AdamW on the whole graph, bf16. Our layers: fused, around attention. Wrong: the "
-    "gradients",
-)
-def training_steps(data: Data, heads: int = 1) -> Figure | None:
-    """For each graph bars of the time of a training step of the Graph Transformer (10 blocks, d = 128), with PyG's
-    attention, cuSPARSE and fused3s, eager or as one CUDA graph."""
-    pyg = {
-        "PyG, our layers, CUDA graph": ("pyg", of.GRAPH | of.FUSED | {"backend": "pyg"}),
-        "PyG, plain layers, eager": ("pyg", of.EAGER | {"backend": "pyg", "dense": "plain"}),
-        "PyG, compiled layers, eager": ("pyg", of.EAGER | {"backend": "pyg", "dense": "compiled"}),
-    }
-    series = {
-        "fused3s, our layers, CUDA graph": ("fused3s", of.GRAPH | of.FUSED | of.OURS),
-        "fused3s, compiled layers, CUDA graph": ("fused3s", of.GRAPH | of.OURS | {"dense": "compiled"}),
-        "cuSPARSE, our layers, CUDA graph": ("csr_unfused", of.GRAPH | of.FUSED | {"backend": "csr_unfused"}),
-    } | pyg
-    lines = times(data, of.STEP | {"heads": heads}, series)
-    if lines is None:
-        return None
-    drawn = on.bars(lines, ticks=on.duration)
-    ours, *_ = series
-    eager, best = (gains(lines, ours, names) for names in ([*pyg][1:], [*pyg]))
-    if len(best):
-        words = f"{mean(eager):.1f}x as fast as with eager PyG, {mean(best):.1f}x as fast as with PyG at its fastest"
-        drawn.suptitle(f"With fused3s a training step is {words} (means of {len(best)} graphs, heads: {heads})")
-    else:
-        drawn.suptitle(f"Training step, heads: {heads}")
-    return drawn
-
-
-@figure(
     "kernel-times",
     "d = {dim}, back to back, L2 warm. DF-GNN, PyG and cuSPARSE compute in fp32, the others take fp16",
     in_git=False,
@@ -337,42 +293,6 @@ def kernel_times(data: Data, group: str = "single", dim: int = 128) -> Figure | 
     found = gains(lines, on.name("fused3s"), others)
     words = f"fused3s is {mean(found):.2f}x as fast as the best other kernel: " if len(found) else ""
     drawn.suptitle(f"{words}time of one attention, {group} graphs")
-    return drawn
-
-
-@figure("waterfall", "Log axis: the length of a bar is its factor. Real graphs with undisturbed times of all steps")
-def waterfall(data: Data, dim: int = 128) -> Figure | None:
-    """Bars from the time of the model with cuSPARSE in float32 to the time with everything, one factor at a time."""
-    steps = {
-        "cuSPARSE, float32, eager": of.EAGER | {"backend": "csr_unfused", "dtype": "float32"},
-        "float16": of.EAGER | {"backend": "csr_unfused"},
-        "fused3s attention": of.EAGER | of.OURS,
-        "CUDA graph": of.OURS,
-        "fused dense block": of.OURS | of.FUSED,
-    }
-    where = of.MODEL | {"dim": dim, "kind": "real"}
-    measured = {name: data.measured({**where, **step}) for name, step in steps.items()}
-    columns = [found.loc[found["disturbed"] != "yes", "value"] for found in measured.values()]
-    every = pd.concat(columns, axis=1, keys=measured, join="inner")  # by graph and d
-    if every.empty:
-        return None
-    means = every.apply(mean)
-    graphs = distinct(next(iter(measured.values()))).loc[every.index.get_level_values(0).unique(), "label"]
-    first, last = means.iloc[0], means.iloc[-1]
-    start = {"panel": f"time of the model, geometric mean of {', '.join(graphs)}", "start": means.min() / 2}
-    lines = [start | {"name": means.index[0], "value": first, "text": on.milliseconds(first), "colour": on.PEOPLE}]
-    factors = {}
-    for (_, before), (name, after) in pairwise(means.items()):
-        factors[name] = f"{before / after:.2f}x"
-        colour = on.OURS if "fused" in name else on.OTHER
-        text = factors[name] + " (slower)" * (after > before)
-        bar = {"name": f"+ {name}", "value": max(before, after), "start": min(before, after), "text": text}
-        lines.append(start | bar | {"colour": colour})
-    text = f"{on.milliseconds(last)}: {first / last:.3g}x"
-    lines.append(start | {"name": "all together", "value": last, "text": text, "colour": on.OURS})
-    drawn = on.bars(pd.DataFrame(lines), ticks=on.duration, thick=1.6)
-    words = f"the fused dense block gives {factors['fused dense block']}, attention {factors['fused3s attention']}"
-    drawn.suptitle(f"Of {first / last:.3g}x in the Graph Transformer (10 blocks, d = {dim}), {words}")
     return drawn
 
 

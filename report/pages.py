@@ -42,8 +42,8 @@ def results_page(data: Data, pictures: Mapping[str, Drawn]) -> str:
     """results/RESULTS.md."""
     parts = [RESULTS]
     for name, table in TABLES.items():
-        if table.title and (text := render(data, name)):
-            parts.append(f"\n## {table.title}\n\n{text}")
+        if table.heading and (text := render(data, name)):
+            parts.append(f"\n## {table.heading}\n\n{text}")
     data.used.clear()
     scores, changes = split_scores(data), inference_changes(data)
     if scores:
@@ -55,7 +55,7 @@ def results_page(data: Data, pictures: Mapping[str, Drawn]) -> str:
 def blocks(data: Data, findings: Mapping[str, Finding], results: Path, pictures: Mapping[str, Drawn]) -> dict[str, str]:
     """Texts of the blocks by name; a table or picture that was not recorded is "". Pictures are for pages beside
     `results`."""
-    found = {name: render(data, name) for name, table in TABLES.items() if not table.title}
+    found = {name: render(data, name) for name, table in TABLES.items() if not table.heading}
     durations = results / "durations.csv"
     seconds = pd.read_csv(durations) if durations.exists() else None
     found |= dict.fromkeys((f"picture-{name}" for name in FIGURES), "")

@@ -1,8 +1,8 @@
 """The authors' values as rows of the same form, so that a table or claim compares ours with them like any two rows.
 
     bench "codes"      their codes: rows of that benchmark; of a GPU without any, what this project measured before with
-                       the codes on one NVIDIA H200, and torch-harmonics on one H100 (published_codes_*.csv). Sums of
-                       kernel durations, launched one at a time, so without the cost of a launch
+                       the codes on one NVIDIA H200 (published_codes_*.csv). Sums of kernel durations, launched one at a
+                       time, so without the cost of a launch
     bench "published"  times that they published for a GH200 and an A30, d = 128 (published_runtime_ms_*.csv); without a
                        hash of edges, so found by the name of the data set; and shares of SM active time on an A30
 
@@ -24,7 +24,6 @@ CODES = {  # name in the CSV: our kernel of the same algorithm
     "DF-GNN tiling": "dfgnn_tiling",
     "DF-GNN hyper": "dfgnn_hyper",
     "Turbo-GNN": "turbo_gnn",
-    "torch-harmonics": "torch_harmonics",
 }
 COLUMNS = {
     "f3s_1tb1tcb": "F3S_splitR",
@@ -47,9 +46,9 @@ def with_published(rows: pd.DataFrame) -> pd.DataFrame:
     codes = rows[(rows["bench"] == "codes") & (rows["metric"] == "kernel_time")]
     codes = codes[codes["backend"].str.startswith(("published_", "turbo_gnn"))]
     names = codes["backend"].str.removeprefix("published_").replace("fused3s", "fused3s_paper")
-    codes = codes.assign(backend=names, series=names, metric="time", l2=NONE, config="one head")
+    codes = codes.assign(backend=names, series=names, metric="time", l2=NONE)
     recorded = published_rows()
-    same = ["bench", "device", "backend", "config"]
+    same = ["bench", "device", "backend"]
     replaced = pd.MultiIndex.from_frame(recorded[same]).isin(pd.MultiIndex.from_frame(codes[same]))
     return pd.concat([rows, codes, recorded[~replaced]], ignore_index=True)
 
@@ -66,22 +65,20 @@ def published_rows() -> pd.DataFrame:
 
 
 def _codes() -> pd.DataFrame:
-    names = {"one head": "published_codes_nvidia-h200.csv", "sphere": "published_codes_sphere.csv"}
-    times = pd.concat([pd.read_csv(FOLDER / file).assign(config=name) for name, file in names.items()])
-    times = times.fillna({"heads": 1, "region": NONE, "device": "NVIDIA H200"}).astype({"heads": int})
+    times = pd.read_csv(FOLDER / "published_codes_nvidia-h200.csv")
     graph = pd.read_csv(FOLDER / "published_codes_graphs.csv").set_index("graph")
     of = graph.loc[times["graph"]].reset_index(drop=True)
     kinds = {"molecules": 2, "surrogate": 2}
     return pd.DataFrame(
         {
             **{name: of[name] for name in ("dataset", "data_sha256", "nodes", "nnz")},
-            **{name: times[name].to_numpy() for name in ("dim", "heads", "region", "device", "commit", "config")},
+            **{name: times[name].to_numpy() for name in ("dim", "commit")},
             "value": times["ms"].to_numpy(),
             "backend": times["code"].map(lambda code: CODES.get(code, code)).to_numpy(),
             "graphs": of["kind"].map(kinds).fillna(1).astype(int),
             "status": times["ms"].notna().map({True: "unchecked", False: "error"}).to_numpy(),
         }
-    ).assign(bench="codes", data_source="official")
+    ).assign(bench="codes", device="NVIDIA H200", data_source="official")
 
 
 def _times(gpu: str) -> pd.DataFrame:

@@ -4,7 +4,7 @@ Beside the columns of `common.records.Row` the frame has
 
     kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
     label    name of the graph, with its kind unless that is real, or "rebuilt": "reddit (synthetic)"
-    group    single, batched, masks, huge or sphere: the figure that shows the graph; "more" for any other; "twin": a
+    group    single, batched, masks or huge: the figure that shows the graph; "more" for any other; "twin": a
              synthetic graph whose original was measured on the same device
     epoch    of a region "epoch 12", else NaN
     recipe   of a training, all of its configuration that its score depends on but the seed: `TrainConfig.recipe_sha`

@@ -22,11 +22,8 @@ ORIGINALS = GRAPHS | {"kind": "real"}  # of the twins
 PUBLISHED = TIME | {"bench": "published"}
 CODES = TIME | {"bench": "codes", "launch": "none", "l2": "none", "plan": "none"}
 H200 = {"device": "NVIDIA H200"}  # of the recorded codes for shapes of heads, edge data and the backward pass
-SPHERE_CODES = CODES | {"config": "sphere", "backend": "torch_harmonics", "edges": "none"}
 KERNEL_SUMS = {"bench": "codes", "metric": "kernel_time", "launch": "none", "l2": "warm", "plan": "none"}
 
-# Other kernels of one head in float32; benchmark float32 times two of them alternately with `fused3s` in float32.
-IN_FLOAT32 = KERNEL | WARM | {"dtype": "float32", "region": "none"}
 
 EAGER = {"launch": "eager"}
 GRAPH = {"launch": "cuda_graph"}
@@ -39,7 +36,6 @@ FP16 = {"dtype": "float16", "out_dtype": "float16"}
 # The projection writes what attention reads: no backend casts q, k and v. In MODEL the casts count as its time.
 TYPED = {"variant": "typed_projection"}
 SIZES = ["1m", "4m", "17m", "67m", "134m"]  # edges of the variants of configs/bench/scale.yaml
-STEP = TIME | {"bench": "training", "dim": 128, "blocks": 10, "variant": "none"}
 BACKWARD = TIME | {"bench": "backward", "region": "backward", "launch": "back_to_back"}
 
 # Data sets in the order of the paper's figures; Peptides-struct has the edges of Peptides-func.

@@ -12,7 +12,6 @@ import pandas as pd
 
 from common.csv_files import AS_TEXT
 from common.records import NOT_BUILT
-from report.derived import PeakRates
 from report.engine import Data, by_graph, mean, quiet, real
 
 NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
@@ -321,10 +320,12 @@ def judge_bandwidth(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     tensor = data.measured({**spec["where"], "metric": "tflop_per_s"})
     if memory.empty or "peak_rates" not in data.benches:
         return NOT_RECORDED
-    rates = PeakRates.of(data.benches["peak_rates"], memory["device"].iloc[0])
-    if rates.mma is None or rates.copy is None:
+    device = memory["device"].iloc[0]
+    peaks = data.benches["peak_rates"].query("status == 'ok' and device == @device", local_dict={"device": device})
+    rates = (peaks["work"] / peaks["value"] / 1e9).groupby(peaks["backend"]).max()  # TB/s, TFLOP/s
+    if not {"copy", "mma"} <= {*rates.index}:
         return NOT_RECORDED
-    bandwidth, cores = noise * memory["value"] / (rates.copy / 1e9), tensor["value"] / (rates.mma / 1e9)
+    bandwidth, cores = noise * memory["value"] / rates["copy"], tensor["value"] / rates["mma"]
     shares = [
         f"{name} {some.min():.1%} to {some.max():.1%}" for name, some in (("copies", bandwidth), ("mma.sync", cores))
     ]

@@ -19,7 +19,7 @@ import typer
 
 import fused3s
 from bench.measures import MEASURES
-from bench.runner import DeviceLostError, devices_of, run_bench
+from bench.runner import DeviceLostError, device_of, run_bench
 from common import cli
 from common.launch import RankError, error_text, is_first_process, is_launched
 from common.records import check_results_file
@@ -50,11 +50,11 @@ def main(
         file, measure = results / f"{settings.measure}.csv", MEASURES[settings.measure]
         check_results_file(file)
         if not is_launched():
-            raise typer.Exit(run_bench(measure, settings, config, file, devices_of(measure, device), again))
+            raise typer.Exit(run_bench(measure, settings, config, file, device_of(measure, device), again))
         if settings.measure != "parallel":
             raise ValueError(f"measure = {settings.measure!r}: torchrun is for measure = 'parallel' alone")
         with ranks(device) as group:
-            status = run_bench(measure, settings, config, file, [group.device], again, group)
+            status = run_bench(measure, settings, config, file, group.device, again, group)
         raise typer.Exit(status)
 
 

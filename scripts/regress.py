@@ -113,7 +113,7 @@ def measured(device: torch.device, root: str, folder: Path, cells: Collection[Ce
         check_results_file(file)
         before = len(read_rows(file))
         measure = MEASURES[settings.measure]
-        statuses.add(run_bench(measure, settings, Path(part["config"]), file, [device], again=True))
+        statuses.add(run_bench(measure, settings, Path(part["config"]), file, device, again=True))
         rows += read_rows(file)[before:]
     return times(rows), 1 if 1 in statuses else max(statuses)
 

@@ -4,7 +4,6 @@
     dfgnn_*, flashsparse_* kernels of two earlier papers
     anemoi                 the Triton kernel of the package anemoi-models
     published_*, turbo_gnn the codes of other authors, where their packages are built
-    torch_harmonics        the CUDA kernels of the package torch-harmonics, on grids of the sphere
     dgl, pyg               message passing of the two libraries
     flex_attention, sdpa_padded   torch's dense attention, on block masks and on padded graphs
 
@@ -25,7 +24,6 @@ LIBRARIES = {
     "dgl": ("dgl",),
     "pyg": ("pyg",),
     "anemoi": ("anemoi",),
-    "torch_harmonics": ("torch_harmonics",),
     "flex_attention": ("flex_attention",),
     "sdpa_padded": ("sdpa_padded",),
     "published": (

@@ -26,7 +26,6 @@ import torch
 
 from fused3s.graph.csr import as_tensor, check_csr, csr_pattern
 from fused3s.runtime.kernel_cache import import_cupy
-from fused3s.torch_side.tensor_record import map_tensors
 
 from .bsb_build import build_bsb_arrays
 
@@ -119,35 +118,6 @@ class BSB:
         N / r offsets, one fewer. `row_window_order` belongs to the schedule and does not count."""
         arrays = (self.tcb_row_offset, self.col_sparse_to_dense, self.bitmap)
         return sum(array.numel() * array.element_size() for array in arrays)
-
-    def to(self, device: torch.device | str) -> "BSB":
-        """The matrix on `device`; `self` if it is there already."""
-        device = torch.device(device)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        if device == self.device:
-            return self
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
-    def to_csr(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The CSR arrays; the exact inverse of `from_csr` for sorted rows without repeated columns.
-
-        Returns:
-            (indptr, indices): [num_rows + 1] int64 and [nnz] int32 on this matrix's device. The columns of a row are in
-            slot order: first copies ascending, then second copies ascending, and so on.
-        """
-        r, c = self.tile
-        bits = torch.arange(8, device=self.device, dtype=torch.uint8)
-        mask = (self.bitmap[..., None] >> bits) & 1
-        tcb, local_row, column = torch.nonzero(mask.view(-1, r, c), as_tuple=True)
-        counts = self.tcb_row_offset.diff().long()
-        window = torch.repeat_interleave(torch.arange(self.num_row_windows, device=self.device), counts)
-        # TCBs ascend in a window and slots in a TCB: a stable sort by row alone leaves a row's edges in slot order.
-        row, by_row = torch.sort(window[tcb] * r + local_row, stable=True)
-        indices = self.col_sparse_to_dense.view(-1, c)[tcb, column][by_row]
-        indptr = torch.zeros(self.shape[0] + 1, dtype=torch.int64, device=self.device)
-        torch.cumsum(torch.bincount(row, minlength=self.shape[0]), 0, out=indptr[1:])
-        return indptr, indices
 
     def stats(self) -> dict[str, float]:
         """Columns of the paper's data set table, and the counts behind them.

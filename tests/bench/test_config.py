@@ -22,14 +22,15 @@ def test_every_benchmark_has_a_file_and_reads_keys():
     assert {load_config(path, schema=BenchConfig).measure for path in FILES} == {*KEYS} == {*MEASURES}
 
 
-def test_overrides_and_files_that_extend_another():
-    config = load_config(
-        CONFIGS / "end_to_end_single_fp32.yaml", ["modes.pyg=[plain]", "repeats=3"], schema=BenchConfig
-    )
-    assert (config.measure, config.precisions, config.regions) == ("end_to_end", ("float32",), ())
+def test_overrides_and_files_that_extend_another(tmp_path):
+    (tmp_path / "all.yaml").write_text((CONFIGS / "end_to_end.yaml").read_text())
+    other = tmp_path / "float32.yaml"
+    other.write_text("extends: all.yaml\nprecisions: [float32]\nmodes: {fused3s: [plain, plain+graph]}\n")
+    config = load_config(other, ["modes.pyg=[plain]", "repeats=3"], schema=BenchConfig)
+    assert (config.measure, config.precisions) == ("end_to_end", ("float32",))
     assert (config.modes["pyg"], config.modes["fused3s"]) == (("plain",), ("plain", "plain+graph"))
     assert config.modes["csr_unfused"] == ("plain", "plain+graph")  # of the other file
-    before = load_config(CONFIGS / "end_to_end_single.yaml", schema=BenchConfig)
+    before = load_config(CONFIGS / "end_to_end.yaml", schema=BenchConfig)
     assert before.repeats == 10
     assert config.settings_sha != before.settings_sha
 
@@ -43,7 +44,7 @@ def test_overrides_and_files_that_extend_another():
         ("measure=kernel", "measure = 'kernel': not known; did you mean 'kernels'"),
         ("shapes=[8by3]", "shapes: got '8by3'; heads x head dimension is needed, such as 8x16"),
         ("shapes=[1x512]", "up to 256 columns"),
-        ("shapes=[8x16/2]", "'8x16/2'; fewer KV heads are for measure = heads, nsa"),
+        ("shapes=[8x16/2]", "'8x16/2'; fewer KV heads are for measure = heads"),
         ("shapes=[8x16/3]", "'8x16/3'; KV heads must be a divisor of the heads, and fewer"),
         ("shapes=[8x16/8]", "'8x16/8'; KV heads must be"),
         ("backends=[fused3]", "did you mean 'fused3s'"),
@@ -73,17 +74,13 @@ def test_what_is_wrong_is_named(override, message):
         ("measure: stability\nroot: a\nroot: b\n", "root is given twice"),
         ("measure: stability\n1: a\n", "1 is a key that is no text"),
         ("measure: layers\nworkloads: {a: {graph: zinc, batch: 9}}\nbatch_size: 5\n", "only batch_size = 5"),
-        ("measure: training\ngraphs: [cora]\nmodes: {pyg+float16: [plain]}\n", "modes = 'pyg+float16'"),
-        ("measure: training\ngraphs: [cora]\nmodes: {pyg: [plain]}\nprecisions: [tf32]\n", "precisions = 'tf32'"),
+        ("measure: end_to_end\ngraphs: [cora]\nmodes: {pyg+float16: [plain]}\n", "modes = 'pyg+float16'"),
+        ("measure: parallel\ngraphs: [cora]\nprecisions: [tf32]\n", "precisions = 'tf32'"),
         (
             "measure: layers\nworkloads: {a: {graph: cora}}\nprecisions: [float16]\n",
             "allowed are bfloat16, float32, tf32",
         ),
-        ("measure: training\ngraphs: [cora]\nmodes: {pyg: [plain+compiled]}\n", "compiled as 'compiled'"),
-        (
-            "measure: training\ngraphs: [cora]\nmodes: {pyg: [plain]}\nprojection: attention\n",
-            "projection: no such key",
-        ),
+        ("measure: parallel\ngraphs: [cora]\nprojection: attention\n", "projection: no such key"),
         ("[1, 2]", "holds no keys"),
     ],
 )

@@ -137,7 +137,7 @@ def test_every_side_is_right_on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.undo()  # the kernels' own limits, and torch.compile
     device = torch.device("cuda", torch.cuda.current_device())
     settings = config("doors", "size=small", "repeats=1")
-    status, rows = run(settings, tmp_path / "doors.csv", on=[device])
+    status, rows = run(settings, tmp_path / "doors.csv", device=device)
     assert status == 0, [(one.variant, one.backend, one.reason) for one in rows if one.status != "ok"]
     assert {one.metric for one in rows} == {"time", "peak_memory"}
     assert {one.backend for one in rows} == {"auto", "csr_unfused", "pyg", "flex_attention", "anemoi"}

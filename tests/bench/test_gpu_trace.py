@@ -1,4 +1,4 @@
-"""Busy time, kernels and waits, from traces written by hand and from a GPU."""
+"""Busy time and durations of kernels, from traces written by hand and from a GPU."""
 
 import pytest
 import torch
@@ -20,14 +20,9 @@ def test_time_in_which_several_kernels_run_counts_once():
         event("gpu_user_annotation", 0.0, 1000.0),
         {"name": "process_name", "ph": "M"},
     ]
-    assert GpuTrace.of(events) == GpuTrace(busy_ms=0.075, kernels=2, kernel_ms=0.06, waits=0)
+    assert GpuTrace.of(events) == GpuTrace(busy_ms=0.075, kernel_ms=0.06)
     assert GpuTrace.of(reversed(events)) == GpuTrace.of(events)
-    assert GpuTrace.of([]) == GpuTrace(0.0, 0, 0.0, 0)
-
-
-def test_waits_of_the_host_are_counted_but_for_the_end_of_the_trace():
-    names = ["cudaStreamSynchronize", "cudaEventSynchronize", "cudaLaunchKernel", "cudaDeviceSynchronize"]
-    assert GpuTrace.of(event("cuda_runtime", 0.0, 1.0, name) for name in names).waits == 2
+    assert GpuTrace.of([]) == GpuTrace(0.0, 0.0)
 
 
 @pytest.mark.gpu
@@ -40,6 +35,4 @@ def test_a_gpu_is_traced():
 
     run()
     found = trace_gpu(run)
-    assert found.kernels >= 10
-    assert found.waits >= 5
     assert 0 < found.kernel_ms <= 1.1 * found.busy_ms < 1000

@@ -159,10 +159,8 @@ def test_plans_and_builds(tmp_path):
     assert [(row.backend, row.variant, row.status) for row in rows] == [
         ("fused3s_paper", "none", "unchecked"),
         ("fused3s_paper", "row_window_sort", "unchecked"),
-        ("fused3s", "bsb", "unchecked"),
+        ("fused3s", "none", "unavailable"),
     ]
-    _, rows = run(config("preprocessing", "cpu_edges=10"), tmp_path / "large.csv")
-    assert {row.reason for row in rows} == {f"left out: {rows[0].nnz:,} edges; the limit on this device is 10"}
 
 
 @pytest.mark.gpu
@@ -172,29 +170,14 @@ def test_on_a_gpu(name, tmp_path):
     from bench.runner import run_bench
 
     settings, device = config(name, "repeats=30"), torch.device("cuda", torch.cuda.current_device())
-    assert run_bench(MEASURES[settings.measure], settings, tmp_path, tmp_path / "r.csv", [device]) == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("name", "graph"), [("sphere", "sphere-24x48-0.15"), ("nsa", "nsa-8192")])
-def test_both_passes_are_right_on_a_gpu(name, graph, tmp_path):
-    device = torch.device("cuda", torch.cuda.current_device())
-    grouped = "4x16/1" if name == "nsa" else "4x16"
-    settings = config(name, "source=official", f"graphs=[{graph}]", f"shapes=[1x64, {grouped}]", "repeats=5")
-    _, rows = run(settings, tmp_path / "r.csv", on=[device])
-    times = [row for row in rows if row.metric == "time"]
-    theirs = {row.status for row in times if row.backend == "torch_harmonics"}
-    assert theirs <= {"ok", "unsupported", "unavailable"}
-    assert {row.status for row in times if row.backend != "torch_harmonics"} == {"ok"}
-    traced = [row.value for row in rows if row.metric == "kernel_time" and row.backend == "fused3s"]
-    assert len(traced) == (12 if name == "sphere" else 0)
+    assert run_bench(MEASURES[settings.measure], settings, tmp_path, tmp_path / "r.csv", device) == 0
 
 
 @pytest.mark.gpu
 def test_codes_are_traced_on_a_gpu_and_wrong_or_missing_ones_are_no_failure(tmp_path):
     device = torch.device("cuda", torch.cuda.current_device())
     settings = config("codes", "graphs=[cora]", "source=official", "shapes=[1x128]", "repeats=5")
-    status, rows = run(settings, tmp_path / "r.csv", on=[device])
+    status, rows = run(settings, tmp_path / "r.csv", device=device)
     assert status == 0
     traced = {row.backend: row for row in rows if row.metric == "kernel_time"}
     ours = {"fused3s_paper", "flashsparse_naive", "flashsparse_stable", "dfgnn_tiling", "dfgnn_hyper", "fused3s"}

@@ -351,6 +351,4 @@ def test_on_a_gpu_every_layer_is_right_and_traced(name, launch, count):
         for side in sides:
             assert found[side, "time"].status == "ok", rows
             assert found[side, "peak_memory"].value > 0
-            time, busy, kernels = (found[side, metric].value for metric in ("time", "gpu_busy", "gpu_kernels"))
-            assert 0 < busy < 20 * time
-            assert kernels >= 1
+            assert 0 < found[side, "gpu_busy"].value < 20 * found[side, "time"].value

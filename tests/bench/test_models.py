@@ -10,6 +10,7 @@ from broken_backends import REASONS, register_broken
 
 from bench import models
 from bench.models import attention_dtype, cast
+from bench.precision import with_precision
 from bench.projection import Projection
 from common.records import Row
 from common.timers import Rounds, Spread
@@ -22,7 +23,7 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
 def forward(modes: str, *overrides: str) -> BenchConfig:
-    small = ["shapes=[1x16]", "blocks=2", "repeats=3", "regions=[reference]", "accuracy=[]"]
+    small = ["shapes=[1x16]", "blocks=2", "repeats=3"]
     return config("end_to_end_smoke", *small, f"modes={{{modes}}}", *overrides)
 
 
@@ -44,22 +45,12 @@ def test_failures_and_launches_have_rows_with_reasons(monkeypatch, tmp_path):
 
 
 def test_rows_of_a_case(tmp_path):
-    status, rows = run(forward("reference: [plain]", "accuracy=[reference]"), tmp_path / "r.csv")
+    status, rows = run(forward("reference: [plain]"), tmp_path / "r.csv")
     assert status == 0
-    time, attention, memory, *regions = [row for row in rows if row.dense == "plain"]
-    assert [(row.scope, row.metric) for row in (time, attention, memory)] == [
-        *(("model", "time"), ("attention", "time"), ("model", "peak_memory"))
-    ]
+    time = rows[0]
+    assert [(row.scope, row.metric) for row in rows] == [("model", "time"), ("attention", "time")]
     assert (time.dtype, time.dim, time.heads, time.blocks) == ("float16", 16, 1, 2)
     assert 1e-4 < time.relative_error < 8e-3  # of layers in float16 against float32
-    assert [row.region for row in regions] == [
-        *("embedding", "qkv", "attention", "out projection", "ffn", "norms", "readout")
-    ]
-    accuracy = [row for row in rows if row.dense == "auto"]
-    assert [(row.dtype, row.metric) for row in accuracy] == [
-        (dtype, metric) for dtype in ("float16", "bfloat16") for metric in ("output_error", "argmax_agreement")
-    ]
-    assert 1e-4 < accuracy[0].value < accuracy[2].value < 0.1
 
 
 def test_large_graphs_are_checked_against_another_fast_backend(tmp_path, monkeypatch):
@@ -201,7 +192,7 @@ def test_a_graph_that_leaves_no_memory_for_attention_alone_keeps_its_own_time(tm
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.77 GiB. GPU 0 has 139.80 GiB")
 
     monkeypatch.setattr(models, "time_attention", too_little)
-    _, (model, attention, _) = run(forward("reference: [plain+graph]"), tmp_path / "r.csv")
+    _, (model, attention) = run(forward("reference: [plain+graph]"), tmp_path / "r.csv")
     assert (model.scope, model.status) == ("model", "ok")
     assert (attention.status, attention.reason) == ("oom", "CUDA out of memory. Tried to allocate 54.77 GiB")
 
@@ -241,18 +232,9 @@ def test_the_coarsest_of_logits_layers_and_attention_decides_what_is_allowed():
     assert not compare(rounded + 0.1, exact, HALF).passed
 
 
-def test_a_training_step_of_pyg_is_measured_in_both_types(tmp_path, monkeypatch):
-    register_broken(monkeypatch)
-    modes = "modes={pyg: [plain], pyg+float32: [plain], csr_unfused: [plain], zero: [plain]}"
-    small = ["shapes=[2x8]", "blocks=1", "repeats=1", "budget_ms=1.0"]
-    status, rows = run(config("training", modes, *small), tmp_path / "r.csv")
-    found = {(row.backend, row.variant): row for row in rows if row.metric == "time"}
-    assert [*found] == [("pyg", "none"), ("pyg", "float32_attention"), ("csr_unfused", "none"), ("zero", "none")]
-    assert {row.dtype for row in found.values()} == {"bfloat16"}
-    # Layers in bfloat16 set the error; attention in bfloat16 adds to it. The gradients of zeros are wrong.
-    assert all(1e-3 < row.relative_error < 0.2 for (backend, _), row in found.items() if backend != "zero")
-    assert found["pyg", "none"].relative_error != found["pyg", "float32_attention"].relative_error
-    assert found["pyg", "float32_attention"].relative_error == pytest.approx(
-        found["csr_unfused", "none"].relative_error, rel=0.05
-    )
-    assert (status, found["zero", "none"].status in ("wrong", "error")) == (1, True)
+def test_a_precision_is_that_of_the_call_alone():
+    before = torch.get_float32_matmul_precision()
+    assert with_precision("high", torch.get_float32_matmul_precision) == "high"
+    with pytest.raises(ZeroDivisionError):
+        with_precision("high", lambda: 1 / 0)
+    assert torch.get_float32_matmul_precision() == before

@@ -1,4 +1,4 @@
-"""Micro-benchmarks of peak rates: index arithmetic on the CPU, the kernels through NVRTC and on a GPU."""
+"""Micro-benchmarks of peak rates: index arithmetic on the CPU, the kernel through NVRTC and on a GPU."""
 
 import numpy as np
 import pytest
@@ -7,43 +7,9 @@ from bench_runs import CPU, config, run
 from ptxas import compile_ptxas
 
 from bench import fragments, peak_rates
-from bench.peak_rates import (
-    DIMS,
-    GATHERED_BYTES,
-    MMA_TILES,
-    PATHS,
-    PIECES,
-    SOURCE,
-    STAGES,
-    THREADS,
-    WORKING_SETS_MIB,
-    mma_problem,
-    random_rows,
-)
+from bench.peak_rates import MMA_TILES, SOURCE, mma_problem
 from common.provenance import provenance
 from fused3s.runtime.jit import KernelInstance
-
-
-def finaliser(i: int, num_rows: int) -> int:
-    """Murmur3's, in Python's own integers."""
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        i = (i ^ i >> shift) * factor % 2**32
-    return (i ^ i >> 16) * num_rows >> 32
-
-
-def test_random_rows_are_the_kernels_and_even():
-    num_rows = 4096 * 1024 * 1024 // (4 * 64)  # the largest that is measured
-    rows = random_rows(300_000, num_rows, torch.device("cpu"))
-    assert rows[::997].tolist() == [finaliser(i, num_rows) for i in range(0, 300_000, 997)]
-    assert torch.bincount(rows * 10 // num_rows, minlength=10).float().sub(30_000).abs().max() < 1000
-
-
-def test_a_run_gathers_whole_chunks_below_the_32_bits_that_count_them():
-    assert GATHERED_BYTES % (16 * 32 * PIECES) == 0
-    assert all(GATHERED_BYTES % (4 * dim) == 0 for dim in DIMS)
-    # A warp counts on past the end by as many chunks as its ring holds.
-    assert GATHERED_BYTES // 16 + 2 * STAGES * 132 * 16 * THREADS * PIECES < 2**32
-    assert max(WORKING_SETS_MIB) * 2**20 // (4 * min(DIMS)) < 2**31
 
 
 def test_fragments_hold_the_matrices_whose_product_is_expected():
@@ -60,25 +26,16 @@ def test_fragments_hold_the_matrices_whose_product_is_expected():
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_the_kernels_keep_enough_warps_on_an_sm(arch):
+def test_the_kernel_keeps_enough_warps_on_an_sm(arch):
     pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
-    gathers = [KernelInstance(SOURCE, "gather_ld", (dim, PIECES)) for dim in DIMS]
-    gathers += [KernelInstance(SOURCE, "gather_async", (dim, PIECES, STAGES)) for dim in DIMS]
-    specs = [*gathers, KernelInstance(SOURCE, "mma_peak", (MMA_TILES,))]
-    for spec, report in compile_ptxas(specs, arch).items():
-        assert report.spill_bytes == 0, (arch, spec.name, report)
-        assert report.registers <= (64 if spec.function == "mma_peak" else 42), (arch, spec.name, report)
-        if spec.function == "gather_async":
-            assert report.shared_bytes == 8 * STAGES * PIECES * 32 * 16
-            assert (report.shared_bytes + 1024) * max(PATHS["cp_async"]) <= 228 * 1024
+    ((spec, report),) = compile_ptxas([KernelInstance(SOURCE, "mma_peak", (MMA_TILES,))], arch).items()
+    assert (report.spill_bytes, report.registers <= 64) == (0, True), (arch, spec.name, report)
 
 
 def test_work_and_working_sets():
-    copy, mma, *gathers = peak_rates.cases(config("peak_rates"), CPU)
+    copy, mma = peak_rates.cases(config("peak_rates"), CPU)
     assert (copy.working_set, copy.work) == (2**32, 2**32)  # read, and written
     assert mma.work == 2 * 16 * 8 * 16 * MMA_TILES * peak_rates.MMA_ITERATIONS  # of one warp
-    assert len(gathers) == len(WORKING_SETS_MIB) * len(DIMS) * len(PATHS)
-    assert {case.working_set for case in gathers} == {mib * 2**20 for mib in WORKING_SETS_MIB}
 
 
 def test_the_fastest_right_configuration_is_a_row_and_a_wrong_one_an_error(monkeypatch, tmp_path):
@@ -97,8 +54,7 @@ def test_peak_rates_of_this_gpu_are_plausible():
     device = torch.device("cuda", torch.cuda.current_device())
     settings = config("peak_rates")
     one = peak_rates.Context(settings, "c.yaml", provenance(device), device)
-    copy, mma, *gathers = peak_rates.cases(settings, device)
-    for case in (copy, mma, *(case for case in gathers if case.working_set == 8 * 2**20)):
+    for case in peak_rates.cases(settings, device):
         (row,) = peak_rates.measure(one, case)
-        least, most = {"copy": (0.1, 10), "gather": (0.1, 30), "mma": (20, 3000)}[row.backend]
+        least, most = {"copy": (0.1, 10), "mma": (20, 3000)}[row.backend]
         assert least < row.work / row.value / 1e9 < most, row  # TB/s or TFLOP/s

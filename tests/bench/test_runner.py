@@ -7,7 +7,7 @@ from broken_backends import REASONS, Broken, register_broken
 
 from bench import runner
 from bench.baselines import REGISTRY
-from bench.runner import Case, Measure, devices_of, measured
+from bench.runner import Case, Measure, device_of, measured
 from common import provenance
 from common.cli import NOT_LOADED
 from common.host_load import HostLoad
@@ -120,9 +120,9 @@ def test_more_graphs_than_torch_compile_takes_sizes():
 def test_without_a_gpu_a_benchmark_says_so(monkeypatch):
     monkeypatch.setattr(runner, "devices", lambda: [CPU])
     gpu, anywhere = (Measure(lambda *_: [], lambda *_: [], device=device) for device in ("gpu", "any"))
-    assert devices_of(anywhere, "auto") == devices_of(gpu, "cpu") == [CPU]
+    assert device_of(anywhere, "auto") == device_of(gpu, "cpu") == CPU
     with pytest.raises(BackendUnavailableError, match="an NVIDIA GPU, and none was found"):
-        devices_of(gpu, "auto")
+        device_of(gpu, "auto")
 
 
 def test_all_backends_get_the_same_numbers_and_one_reference(monkeypatch, tmp_path):

@@ -2,9 +2,7 @@
 
 from dataclasses import fields, is_dataclass, replace
 
-import numpy as np
 import pytest
-import scipy.sparse
 import torch
 from attention_cases import EDGE_CASES
 from gpu_calls import no_waits
@@ -28,7 +26,7 @@ CUDA_BACKENDS = [name for name in WITH_DATA if isinstance(REGISTRY[name], CudaBa
 @pytest.fixture
 def plannable(monkeypatch):
     """Every installed backend builds its data on the CPU; those with CUDA kernels, for an H200, do not run there."""
-    for name in [*CUDA_BACKENDS, "flex_attention", "anemoi", "torch_harmonics"]:
+    for name in [*CUDA_BACKENDS, "flex_attention", "anemoi"]:
         monkeypatch.setattr(REGISTRY[name], "unavailable", lambda device: None)
     limits = GPULimits(num_sms=132, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
     plan_for(monkeypatch, limits)
@@ -37,9 +35,7 @@ def plannable(monkeypatch):
 def make_plan(backend: str, name: str = "n_one_past_16", **options) -> AttentionPlan:
     if backend not in CUDA_BACKENDS:
         options = {"dtype": FLOAT, "head_dim": 16, "num_heads": 2} | options
-    is_sphere = backend == "torch_harmonics"  # takes neighbourhoods on grids of 2 x 4, 3 x 6, .. points alone
-    graph = scipy.sparse.csr_array(np.ones((18, 18))) if is_sphere else EDGE_CASES[name]()
-    return plan_attention(graph, backend=backend, device="cpu", **options)
+    return plan_attention(EDGE_CASES[name](), backend=backend, device="cpu", **options)
 
 
 def inputs(plan: AttentionPlan, dim: int = 16, dtype: torch.dtype = FLOAT) -> list[torch.Tensor]:

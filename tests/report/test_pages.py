@@ -90,21 +90,24 @@ def run(monkeypatch):
 
 
 def test_what_the_script_wrote_passes_its_check_until_a_row_changes(run, tmp_path):
-    step = {"bench": "training", "scope": "model", "region": "step", "blocks": 10, "dtype": "bfloat16", "l2": "none"}
-    step |= {"plan": "none", "dense": "fused", "launch": "cuda_graph"}
-    csv, figure = tmp_path / "h200" / "training.csv", "training-steps"
-    append_rows(csv, [row("pubmed", name, time, **step) for name, time in (("fused3s", 1.0), ("csr_unfused", 2.0))])
+    csv, figure = tmp_path / "h200" / "kernels.csv", "hero"
+
+    def record(name, time, **changes):
+        append_rows(csv, [row("pubmed", name, time, launch="isolated", **changes)])
+
+    record("fused3s", 1.0)
+    record("fused3s_paper", 2.0)
     written = run("report", "--results", tmp_path)
     assert written.exit_code == 0, written.stderr
     assert {"RESULTS.md", "CLAIMS.md", "figures"} <= {path.name for path in tmp_path.iterdir()}
     assert run("report", "--results", tmp_path, "--check").exit_code == 0
-    append_rows(csv, [row("pubmed", "csr_unfused", 2.002, date="2026-12-31T00:00:00Z", **step)])  # no pixel of a bar
+    record("fused3s_paper", 2.002, date="2026-12-31T00:00:00Z")  # no pixel of a bar
     assert f"{figure}.png" in run("report", "--results", tmp_path, "--check").stdout
-    append_rows(csv, [row("pubmed", "fused3s", 0.5, date="2027-01-01T00:00:00Z", **step)])
+    record("fused3s", 0.5, date="2027-01-01T00:00:00Z")
     checked = run("report", "--results", tmp_path, "--check")
     assert checked.exit_code == 1
     assert "RESULTS.md" in checked.stdout
-    drawn = run("plot", "training-steps", "--set", "heads=1", "--results", tmp_path, "--format", "pdf")
+    drawn = run("plot", "hero", "--set", "dim=128", "--results", tmp_path, "--format", "pdf")
     assert drawn.exit_code == 0, drawn.stderr
     assert (tmp_path / "figures" / f"{figure}.pdf").exists()
 

@@ -47,7 +47,6 @@ def test_a_run_writes_rows_and_resumes(run, tmp_path):
     ("name", "arguments", "error"),
     [
         ("single", ("--set", "repeat=3"), "repeat: no such key; did you mean 'repeats'?"),
-        ("parallel", ("--set", "schemes=[halo]"), "schemes: no such key; ranks exchange the halo: leave it out"),
         ("nothing", (), "configs/bench/nothing.yaml: no such file"),
         ("single", ("--device", "cuda"), "an NVIDIA GPU, and none was found"),
     ],

@@ -33,9 +33,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(config: BenchConfig, path: Path, **options) -> tuple[int, list[Row]]:
-    """Exit status, and the rows that were added to the file; on the CPU unless `on` names devices."""
+    """Exit status, and the rows that were added to the file; on the CPU unless `device` is another."""
     before = len(read_rows(path)) if path.exists() else 0
-    options = {"on": [CPU]} | options
+    options = {"device": CPU} | options
     status = run_bench(MEASURES[config.measure], config, Path("c.yaml"), path, **options)
     return status, read_rows(path)[before:] if path.exists() else []
 

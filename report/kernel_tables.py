@@ -1,0 +1,204 @@
+"""Tables of attention kernels: times, other kernels beside ours, shapes of heads, edge data, the backward pass."""
+
+from functools import partial
+
+from report import selections as of
+from report.cells import (
+    HASH,
+    MEASURED,
+    REAL,
+    Cell,
+    Grid,
+    graphs,
+    kernels,
+    largest,
+    least,
+    mean_of_real,
+    means,
+    over,
+    shapes,
+    show,
+    table,
+    widths,
+)
+from report.engine import Data, Where, quiet
+
+HALF = {"out_dtype": "float16"}
+SHAPE = of.TIME | of.WARM | of.OURS | {"bench": "heads", "kv_heads": 0, "edges": "none"}
+ON_ARXIV = {"dataset": "ogbn-arxiv"}
+
+
+@table()
+def kernel_times(data: Data) -> Grid:
+    """Milliseconds of one attention (d = 128, one head, fp32 output), median of back-to-back launches with a warm L2
+    cache. "Best other kernel": the fastest other one on that graph, with fp16 inputs (`fused3s_paper`, FlashSparse) or
+    fp32 inputs (DF-GNN, PyG, cuSPARSE)."""
+
+    def best(data: Data, line: Where) -> str:
+        found = data.pick(line | of.BEST_OTHER)
+        return f"{found['value'].iloc[-1]:.4f} (`{found['note'].iloc[-1]}`)" if len(found) else "-"
+
+    columns = {
+        "edges": show(of.OURS, ",", "nnz"),
+        "best other kernel": best,
+        "`fused3s_paper`": show(of.PAPER),
+        "`fused3s`": show(of.OURS),
+        "`fused3s`, reordered": show(of.REORDERED),
+        "best other / `fused3s`": over(of.OURS, of.BEST_OTHER),
+        "`fused3s_paper` / `fused3s`": over(of.OURS, of.PAPER),
+    }
+    shown = ["cora", "musae-github", "ogbn-arxiv", "ego-twitter", "ogbg-molhiv", "peptides-func"]
+    lines = graphs(data, of.KERNEL | of.WARM | REAL | {"dim": 128}, {"dataset": shown})
+    return Grid("graph", lines, columns)
+
+
+@table("Attention kernels, d = 128")
+def all_kernel_times(data: Data) -> Grid:
+    """Milliseconds of one attention (one head, fp32 output), median of back-to-back launches with a warm L2 cache.
+    `8x16` is 8 heads of 16 columns with fp16 output. `dfgnn_tiling` computes in fp32, the others take fp16 inputs.
+    Error: the worst row of `fused3s`, relative to float64."""
+    columns = {
+        "nodes": show(of.OURS, ",", "nodes"),
+        "edges": show(of.OURS, ",", "nnz"),
+        "`dfgnn_tiling`": show({"backend": "dfgnn_tiling"}),
+        "`flashsparse_stable`": show({"backend": "flashsparse_stable"}),
+        "`fused3s_paper`": show(of.PAPER),
+        "`fused3s`": show(of.OURS),
+        "`fused3s`, reordered": show(of.REORDERED),
+        "`fused3s`, 8x16": show(SHAPE | HALF | {"heads": 8, "dim": 16}),
+        "`fused3s_paper` / `fused3s`": over(of.OURS, of.PAPER),
+        "best other / `fused3s`": over(of.OURS, of.BEST_OTHER),
+        "error": show(of.OURS, ".1e", "relative_error"),
+    }
+    return Grid("graph", graphs(data, of.KERNEL | of.WARM | of.GRAPHS | MEASURED | {"dim": 128}), columns)
+
+
+@table("Speed-up of `fused3s` over `fused3s_paper`")
+def kernel_speedups(data: Data) -> Grid:
+    """Geometric means over real / all graphs, with their number. Back-to-back times benefit from programmatic dependent
+    launch, which only `fused3s` uses; an isolated time includes the launch latency."""
+    lines = {
+        "`fused3s`, fp32, back to back": over(of.WARM | of.OURS, of.WARM | of.PAPER, means),
+        "`fused3s`, fp16 over fp32, back to back": over(of.WARM | of.OURS | HALF, of.WARM | of.PAPER, means),
+        "`fused3s`, fp32, isolated": over(of.ISOLATED | of.OURS, of.ISOLATED | of.PAPER, means),
+        "`fused3s+reorder`, fp32, back to back": over(of.WARM | of.REORDERED, of.WARM | of.PAPER, means),
+    }
+    return Grid("kernel, output, launch", lines, widths(of.KERNEL | of.GRAPHS))
+
+
+@table("Surrogates beside their originals")
+def surrogates(data: Data) -> Grid:
+    """Time on a synthetic surrogate divided by the time on its real graph (d = 128, fp32 output, back to back, L2
+    warm); then the geometric mean and the graph with the largest ratio."""
+    where = of.KERNEL | of.WARM | {"dim": 128, "backend": {"not": ["best other"]}}
+    lines = {name: where | kernel for name, kernel in kernels(data, where | {"group": "twin"}).items()}
+    sets = {name: name for name in ("citeseer", "cora", "pubmed", "elliptic", "musae-github")}
+    sets |= {f"1,024 × {name}": name for name in ("ogbg-molhiv", "peptides-func")}
+    sides = of.ORIGINALS, of.TWINS
+    columns = {
+        name: over(*({**side, "dataset": dataset} for side in sides), by=["dataset"]) for name, dataset in sets.items()
+    }
+    return Grid("kernel", lines, columns | {"all": over(*sides, largest, ["dataset"])})
+
+
+@table("Speed-up over each baseline, d = 128")
+def kernel_baselines(data: Data) -> Grid:
+    """Time of a baseline divided by that of `fused3s` or `fused3s_paper` (isolated launches, warm L2 cache, fp32
+    output); geometric means over real / all graphs. Baselines marked fp32 take float32 inputs, `fused3s` float16. The
+    best other kernel takes fp16 on every graph; on all batches it is `fused3s_paper`."""
+    where = of.KERNEL | of.GRAPHS | of.ISOLATED | {"dim": 128}
+    others = REAL | {"backend": {"not": ["fused3s", "best other", "flex_attention", "sdpa_padded"]}}
+    lines = {"best other kernel on each graph": of.BEST_OTHER} | kernels(data, where | others)
+
+    def column(ours: Where, batch: str) -> Cell:
+        return lambda data, theirs: means(quiet(data.pairs(where | {"batch": batch}, ours, theirs)))
+
+    batches = ("single", "batched")
+    columns = {f"`{k['backend']}`, {batch}": column(k, batch) for k in (of.OURS, of.PAPER) for batch in batches}
+    return Grid("over", lines, columns)
+
+
+@table("The authors' codes on the same GPU")
+def published_codes(data: Data) -> Grid:
+    """Time of a published code divided by ours on the same real graphs (same hash of the edges). Times of published
+    codes are sums of kernel durations, which hold no launch cost. Ours are back to back, or isolated: the fair ratio
+    lies between the two. The outputs of the published codes were not checked ([how](paper/README.md))."""
+    compare = partial(over, text=mean_of_real, by=HASH)
+    alone = {"Fused3S": "fused3s_paper", "FlashSparse": "flashsparse_naive"}
+    alone |= {"DF-GNN tiling": "dfgnn_tiling", "DF-GNN hyper": "dfgnn_hyper"}
+    lines = {
+        f"Fused3S over `{kernel['backend']}`, {name}": compare(kernel | launch, of.CODES | of.PAPER)
+        for kernel in (of.OURS, of.PAPER)
+        for name, launch in {"back to back": of.WARM, "isolated": of.ISOLATED}.items()
+    }
+    for code, name in alone.items():
+        kernel = {"backend": name}
+        lines[f"{code} over `{name}`, kernels alone"] = compare(of.KERNEL_SUMS | kernel, of.CODES | kernel)
+    turbo = of.CODES | {"backend": "turbo_gnn"}
+    lines["Turbo-GNN over `fused3s`, back to back"] = compare(of.OURS | of.WARM | HALF, turbo)
+    return Grid("code over ours", lines, widths(of.KERNEL | of.GRAPHS | REAL))
+
+
+@table("Shapes of heads (heads x columns)")
+def heads(data: Data) -> Grid:
+    """Slow-down of `fused3s` relative to one head of the same total width, or to one call per head: geometric mean over
+    n graphs (surrogate included), and the worst graph. 16-byte loads do not fit heads of 10 and 13 columns. Then
+    milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to back."""
+    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16), (8, 10), (4, 13))
+    lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
+    calls = shapes(SHAPE | MEASURED, (16, 64), (4, 128))
+    lines |= {f"{name} over {line['heads']} calls of 1x{line['dim']}": line for name, line in calls.items()}
+
+    def slow_down(data: Data, line: Where) -> str:
+        total = line["heads"] * line["dim"]
+        parts = line["heads"] if total > 128 else 1
+        one = {"heads": 1, "dim": line["dim"] if parts > 1 else total}
+        return over(HALF | one, HALF, partial(largest, parts=parts), HASH)(data, line)
+
+    columns = {
+        "slow-down": slow_down,
+        "`fused3s`, ms": show(ON_ARXIV | HALF),
+        "PyG, fp32, ms": show(ON_ARXIV | {"backend": "pyg"}),
+    }
+    return Grid("shape", lines, columns)
+
+
+@table("Grouped queries")
+def grouped_queries(data: Data) -> Grid:
+    """`fused3s` with 8 query heads of 128 columns on one KV head, relative to 8 KV heads: time, back to back, and bytes
+    of the gather model with windows of 16 / 8 queries. fp16; geometric mean over n graphs (surrogate included), and the
+    worst graph."""
+    lines = {"8x128/1 over 8x128": SHAPE | MEASURED | HALF | {"heads": 8, "dim": 128}}
+    cell = over({"kv_heads": 0}, {"kv_heads": 1}, largest, HASH)
+    return Grid("shape", lines, {"time": {}, "bytes": {"metric": "bytes"}}, cell)
+
+
+@table("Edge data")
+def edges(data: Data) -> Grid:
+    """Slow-down of `fused3s` by edge data and score terms, by shape of heads: geometric mean over n graphs (surrogate
+    included), and the worst graph. `low_rank_11`: 11 features with weights of keys and values; `types_4`: one of 4
+    vectors; `gat` reads no query and no key. Last line, on an H200 at an earlier commit: time of anemoi's Triton kernel
+    divided by ours, and the graph with the least ratio."""
+    terms = ("bias", "bias_per_head", "low_rank_11", "types_4", "column", "soft_cap", "gat", "gatv2")
+    none, low_rank, anemoi = {"edges": "none"}, of.H200 | {"edges": "low_rank_11"}, of.H200 | {"backend": "anemoi"}
+    lines = {f"`{name}` over none": over(none, {"edges": name}, largest, HASH, newest=True) for name in terms}
+    lines["backend `anemoi` over ours, `low_rank_11`"] = over(low_rank, low_rank | anemoi, least, HASH)
+    where = of.TIME | of.WARM | of.OURS | MEASURED | {"bench": "edges"}
+    return Grid("edge data", lines, shapes(where, (1, 64), (1, 128), (8, 16), (16, 64)))
+
+
+@table("Backward pass")
+def backward(data: Data) -> Grid:
+    """Time of the backward pass of `fused3s` divided by its forward pass with the LSE (fp16), by shape of heads, and
+    the ratio of their bytes as a bound. Then published backward passes divided by ours on an H200, and the graph with
+    the least ratio (measured at another time, outputs unchecked; Turbo-GNN with its default parameters, and in the best
+    of 16 settings)."""
+    forward, size, code = {"region": "forward"}, {"metric": "bytes"}, of.CODES | of.H200 | {"region": "none"}
+    columns = {
+        "over forward": over(forward, {}, largest, HASH),
+        "bound": over(forward | size, size, largest, HASH),
+        "Turbo-GNN over ours": over(of.H200, code | {"backend": "Turbo-GNN backward"}, least, HASH),
+        "the same, best setting": over(of.H200, code | {"backend": "Turbo-GNN backward, best"}, least, HASH),
+    }
+    lines = shapes(of.BACKWARD | MEASURED, (1, 64), (1, 128), (1, 256), (8, 16), (16, 64))
+    return Grid("shape", lines, columns)

@@ -1,0 +1,284 @@
+"""Tables of whole models, of training steps of layers, and of the attention of groups of users."""
+
+import pandas as pd
+
+from report import selections as of
+from report.cells import REAL, Cell, Grid, graphs, mean_of_real, means, over, show, table
+from report.engine import COUNTED, Data, Where, mean
+from report.published import captions
+
+
+@table("Whole model, fp16")
+def model_times(data: Data) -> Grid:
+    """Milliseconds of a forward pass of 10 blocks, d = 128, one head. Layers outside attention compute in fp16 for all
+    backends. `~`: CPU-bound (eager takes at least 1.5 times its CUDA graph), left out of means."""
+    lines = {f"`{name}`, eager": of.EAGER | {"backend": name} for name in ("csr_unfused", "fused3s")}
+    for name in ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper", "fused3s"):
+        lines[f"`{name}`, CUDA graph"] = of.GRAPH | {"backend": name}
+    lines["`fused3s`, CUDA graph, torch.compile"] = of.GRAPH | of.OURS | {"dense": "compiled"}
+    lines["`fused3s`, CUDA graph, fused dense block"] = of.GRAPH | of.OURS | of.FUSED
+    where = of.MODEL | REAL | {"dim": 128}
+    lines = {name: where | line for name, line in lines.items()}
+    return Grid("attention and mode", lines, graphs(data, {}, where), show({}, ".3f"))
+
+
+@table("Speed-up of the whole model")
+def model_ratios(data: Data) -> Grid:
+    """Time of the same model with another attention divided by ours, fp16 unless stated. Geometric means, first over
+    the d of a graph (64, 128, 256; CPU-bound ones left out), then over graphs, real / all."""
+    slow = of.EAGER | {"dtype": "float32"}
+    compared = {
+        "attention alone, CUDA graphs": ({"scope": "attention"}, {"scope": "attention"}),
+        "other attention only, CUDA graphs": ({}, {}),
+        "other attention only, eager": (of.EAGER, of.EAGER),
+        "fused dense block, CUDA graphs": (of.FUSED, {}),
+        "fused dense block in a CUDA graph over eager": (of.FUSED, of.EAGER),
+        "the same over eager and fp32": (of.FUSED, slow),
+    }
+    where, batches = of.MODEL | {"dim": [64, 128, 256]}, ("single", "batched")
+    lines = {
+        f"{name}, {batch}": (where | {"batch": batch}, *sides) for name, sides in compared.items() for batch in batches
+    }
+
+    def column(backend: str) -> Cell:
+        return lambda data, line: over(of.OURS | line[1], line[2] | {"backend": backend}, means)(data, line[0])
+
+    others = ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper")
+    return Grid("compared", lines, {f"over `{name}`": column(name) for name in others})
+
+
+# Of configs/bench/end_to_end_precisions.yaml; "casts": with the casts in the time of attention.
+SIX_GRAPHS = ["pubmed", "elliptic", "musae-github", "ogbn-arxiv", "ogbg-molhiv", "peptides-func"]
+CASES = {"fp32, casts": of.FP32, "fp16, casts": of.FP16}
+CASES |= {"fp32": of.FP32 | of.TYPED, "TF32": of.TF32 | of.TYPED, "fp16": of.FP16 | of.TYPED}
+CASES = {name: of.MODEL | REAL | {"dim": 128} | case for name, case in CASES.items()}
+ANY_WAY = {"dense": ["plain", "compiled", "fused"], "launch": ["eager", "compiled", "cuda_graph"]}
+SHARE = ({}, {"scope": "attention"})
+
+
+@table()
+def end_to_end(data: Data) -> Grid:
+    """Time of the 10-block model with another attention divided by its time with `fused3s_paper`, by precision of the
+    layers outside attention, d = 128, one head: geometric mean over n of six real graphs; CPU-bound times are left out.
+    "Casts": q, k and v come in that precision, and attention of another type casts them; else the projection computes
+    in 16 bits where layers or attention do, and writes the type that attention reads. "Without attention": the time of
+    `csr_unfused` divided by its part outside attention, so that no kernel can gain more. Last line: the fastest way of
+    all others, `fused3s_paper` included, over the fastest way of `fused3s`; in fp16 this is the fused dense block in a
+    CUDA graph."""
+    others = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
+    paper = captions("Figure 8(c)")
+    paper["dgl"] = paper["csr_unfused"]
+    lines: dict[str, Cell] = {}
+    for name in others:
+        whose = " over DGL" * (name == "csr_unfused")
+        stated = f" (in the paper{whose} {paper[name]:g})" if name in paper else ""
+        for launch, way in {f"eager{stated}": of.EAGER, "CUDA graph": of.GRAPH}.items():
+            lines[f"`{name}`, {launch}"] = _of_column(of.PAPER | way, way | {"backend": name})
+    compiled = {"backend": "pyg", "launch": "compiled"}
+    lines["`pyg`, compiled with its blocks, over eager"] = _of_column(of.PAPER | of.EAGER, compiled)
+    lines["`csr_unfused` without attention"] = _without_attention
+    lines["fastest of all others over `fused3s`"] = _fastest_over_ours
+    return Grid("over `fused3s_paper`", lines, {name: case | {"dataset": SIX_GRAPHS} for name, case in CASES.items()})
+
+
+def _of_column(ours: Where, theirs: Where) -> Cell:
+    return lambda data, column: over(ours, theirs, mean_of_real)(data, column)
+
+
+def _without_attention(data: Data, column: Where) -> str:
+    shares = data.pairs(column | {"backend": "csr_unfused"}, *SHARE)
+    return mean_of_real(shares.assign(ratio=1 / (1 - shares["ratio"])))
+
+
+def _fastest_over_ours(data: Data, column: Where) -> str:
+    rows = data.pick(column | ANY_WAY)
+    rows = rows[rows["status"].isin(COUNTED)]
+    is_ours = rows["backend"] == "fused3s"
+    ours, others = (rows[side].groupby("dataset")["value"].min() for side in (is_ours, ~is_ours))
+    ratios = (others / ours).dropna()
+    return f"**{mean(ratios):.2f}** (n = {len(ratios)})" if len(ratios) else "-"
+
+
+@table()
+def attention_shares(data: Data) -> Grid:
+    """Share of attention in a pass of the 10-block model in a CUDA graph, by attention and precision of the layers
+    outside it, d = 128, one head. The last two graphs are batches of 1,024 molecules."""
+    columns = {
+        f"`{name}`, {case}": over(*(where | {"backend": name} | side for side in SHARE), form=".0%")
+        for name in ("csr_unfused", "fused3s_paper")
+        for case, where in CASES.items()
+    }
+    return Grid("graph", {name: {"dataset": name} for name in SIX_GRAPHS}, columns)
+
+
+# Training steps of layers
+
+LAYERS = REAL | {"bench": "layers", "plan": ["fixed", "rebuilt"]}
+WORKLOADS = {
+    "cora": "cora",
+    "arxiv": "ogbn-arxiv",
+    "github": "musae-github",
+    "arxiv-edges": "ogbn-arxiv, edge_dim = 8",
+    "github-edges-32": "musae-github, edge_dim = 32",
+    "github-edges-128": "musae-github, edge_dim = 128",
+    "arxiv-gat": "ogbn-arxiv, GATConv",
+    "arxiv-gatv2": "ogbn-arxiv, GATv2Conv",
+    "arxiv-gatv2-edges": "ogbn-arxiv, GATv2Conv, edge_dim = 8",
+    "molecules-1024": "ogbg-molhiv, new batch of 1,024",
+    "molecules-256-edges": "ogbg-molhiv, new batch of 256, edge_dim = 8",
+    "molecules-gat": "ogbg-molhiv, new batch of 1,024, GATConv",
+    "sampled-1024": "ogbn-arxiv, sampled: 1,024 seeds, fan-out 15, 10, 5",
+    "sampled-8192": "ogbn-arxiv, sampled: 8,192 seeds, fan-out 20, 15; 2 layers",
+}
+BF16 = {"dtype": "bfloat16"}
+PYG, AUTO = {"backend": "pyg"}, {"backend": "auto"}
+LAUNCHES = {"eager": "eager", "compiled": "compiled", "reduce_overhead": "reduce-overhead"}
+
+
+def best(data: Data, where: Where) -> pd.Series | None:
+    """The fastest launch of a step. One whose output is `wrong` counts: the work is the same."""
+    found = data.pick(where | of.TIME | {"launch": [*LAUNCHES]})
+    found = found[found["status"].isin([*COUNTED, "wrong"])]
+    return None if found.empty else found.loc[found["value"].idxmin()]
+
+
+def show_best(where: Where) -> Cell:
+    def cell(data: Data, line: Where) -> str:
+        row = best(data, line | where)
+        return "-" if row is None else f"{row['value']:.2f}" + " (wrong)" * (row["status"] == "wrong")
+
+    return cell
+
+
+def best_over_best(kind: Where, others: Where = PYG) -> Cell:
+    def cell(data: Data, line: Where) -> str:
+        theirs, ours = (best(data, line | kind | side) for side in (others, AUTO))
+        return "-" if theirs is None or ours is None else f"{theirs['value'] / ours['value']:.2f}"
+
+    return cell
+
+
+def metric_of_best(side: Where, metric: str, scale: float = 1) -> Cell:
+    """Another metric of the fastest launch."""
+
+    def cell(data: Data, line: Where) -> str:
+        if (row := best(data, line | side)) is None:
+            return "-"
+        found = data.pick(line | side | {"launch": row["launch"], "metric": metric})["value"]
+        return f"{found.iloc[-1] * scale:.2f}" if len(found) else "-"
+
+    return cell
+
+
+def steps_of(*names: str) -> dict[str, Where]:
+    return {WORKLOADS[name]: LAYERS | {"variant": name} for name in names or WORKLOADS}
+
+
+@table()
+def layers(data: Data) -> Grid:
+    """Milliseconds of a training step (3 `TransformerConv`, 8 heads x 16 columns; AdamW and host included), each side
+    in its fastest way: eager, `torch.compile`, or `mode="reduce-overhead"` where the graph stays; medians, by turns.
+    `wrong`: PyG's worst row is too far from float64 ([why](docs/semantics.md#sums-in-bfloat16)). Captured: our step by
+    [`CapturedLoop`](docs/training.md#as-one-cuda-graph), a CUDA graph for new graphs."""
+    columns = {}
+    for name, kind in (("fp32", of.FP32), ("bf16", BF16)):
+        columns[f"{name}: best PyG"] = show_best(kind | PYG)
+        columns[f"{name}: best ours"] = show_best(kind | AUTO)
+        columns[f"{name}: PyG / ours"] = best_over_best(kind)
+    columns["fp32: captured"] = show(of.FP32 | AUTO | of.GRAPH | of.TIME, ".2f")
+    return Grid(
+        "training step",
+        steps_of("cora", "arxiv", "github", "arxiv-edges", "github-edges-128", "molecules-1024"),
+        columns,
+    )
+
+
+@table()
+def all_layers(data: Data) -> Grid:
+    """Milliseconds of a training step with PyG's layer and with ours in its place (`TransformerConv` where no other is
+    named; 3 layers of 8 heads x 16 columns; forward, loss, backward, AdamW; host included): eager, after
+    `torch.compile`, and with its `mode="reduce-overhead"` where the graph stays. All are timed alternately; times are
+    medians. A workload with new batches or samples brings a new `edge_index` in every step; drawing it is not timed.
+    Ratio: the fastest of PyG's three over the fastest of ours. GiB: peak memory of these two. Captured: our step by
+    `CapturedLoop`. GPU busy: time of our fastest step in which the GPU computes. `wrong`: the worst row of PyG's output
+    is further from float64 than allowed ([why](semantics.md#sums-in-bfloat16)). "-": not measured."""
+    columns = {
+        f"{name} {how}": show(side | of.TIME | {"launch": launch}, ".2f")
+        for name, side in (("PyG", PYG), ("ours", AUTO))
+        for launch, how in LAUNCHES.items()
+    }
+    columns["ratio"] = best_over_best({})
+    columns["GiB: PyG"] = metric_of_best(PYG, "peak_memory", 2**-10)
+    columns["GiB: ours"] = metric_of_best(AUTO, "peak_memory", 2**-10)
+    columns["captured"] = show(AUTO | of.GRAPH | of.TIME, ".2f")
+    columns["GPU busy"] = metric_of_best(AUTO, "gpu_busy")
+    lines = {
+        f"{name}, {kind}": line | types
+        for kind, types in (("fp32", of.FP32), ("bf16", BF16))
+        for name, line in steps_of().items()
+    }
+    lines["ogbn-arxiv, tf32"] = LAYERS | {"variant": "arxiv", "out_dtype": "tf32"}
+    return Grid("training step", lines, columns)
+
+
+@table()
+def scale(data: Data) -> Grid:
+    """A training step with PyG's `TransformerConv`, eager and compiled by `torch.compile`, and with ours, eager (3
+    layers of 8 heads x 16 columns; forward, loss, backward, AdamW; host included). They are timed alternately; times
+    are medians. GiB: peak of PyTorch's allocator. Synthetic graphs of 200,000 nodes whose degrees follow a power law.
+    `oom`: out of memory. `error`: the compiled step ends in "CUDA driver error: invalid argument". `wrong`: the worst
+    row of PyG's output is further from float64 than allowed ([why](semantics.md#sums-in-bfloat16))."""
+    compiled, memory = PYG | {"launch": "compiled"}, {"metric": "peak_memory"}
+    sides = {"eager PyG": PYG | of.EAGER, "compiled PyG": compiled, "ours": AUTO | of.EAGER}
+    columns = {f"ms: {name}": show(of.TIME | side, ".1f") for name, side in sides.items()}
+    columns["ms: compiled PyG / ours"] = over(of.TIME | sides["ours"], of.TIME | compiled, by=["variant"])
+    columns |= {f"GiB: {name}": show(memory | side, ".1f", scale=2**-10) for name, side in sides.items()}
+    columns["GiB: compiled PyG / ours"] = over(memory | sides["ours"], memory | compiled, by=["variant"])
+    lines = {
+        f"{size[:-1]} million, {name}": {"bench": "layers", "variant": size} | dtype
+        for name, dtype in (("fp32", of.FP32), ("bf16", BF16))
+        for size in of.SIZES
+    }
+    return Grid("edges", lines, columns)
+
+
+# Attention of groups of users
+
+MESH, WEATHER, MASKS = {"variant": "mesh"} | of.FP32, {"variant": "weather"}, {"variant": "relational"}
+FLEX, STEP = {"backend": "flex_attention"}, {"region": "step"}
+DOORS = {  # each beside one of what its group uses
+    "mesh, 4 x 64, fp32: torch.sparse": MESH | {"backend": "csr_unfused"},
+    "mesh, 4 x 64, fp32: PyG": MESH | PYG,
+    "weather, 16 x 64, 11 edge columns, bf16: anemoi's Triton kernel": WEATHER | {"backend": "anemoi"},
+    "weather, 16 x 64, 11 edge columns, bf16: PyG": WEATHER | PYG,
+    "driving, six layers, 8 x 16, 128 edge columns, fp32: PyG": {"variant": "driving"} | PYG,
+    "relational, three masks, 8 x 32, bf16: FlexAttention": MASKS | FLEX | {"plan": "fixed"},
+    "relational, masks made anew in every pass: FlexAttention": MASKS | FLEX | {"plan": "rebuilt"},
+}
+
+
+@table()
+def doors_in_short(data: Data) -> Grid:
+    """Attention of groups of users beside the fastest that they use: milliseconds of a forward pass with all gradients,
+    and their peak memory; forward: ratio of a forward pass alone
+    ([more](docs/benchmarks.md#beside-the-code-of-four-groups-of-users))."""
+    grid, fastest = doors(data), {}
+    for name, line in grid.lines.items():
+        found = best(data, line | STEP)["value"], name
+        problem = line["variant"], line.get("plan")
+        fastest[problem] = min(found, fastest.get(problem, found))
+    return grid._replace(lines={name: grid.lines[name] for _, name in fastest.values()})
+
+
+@table()
+def doors(data: Data) -> Grid:
+    """Attention of four groups of users, ours (eager) beside what they use: milliseconds of a forward pass with all
+    gradients, host included, and their peak memory; forward: ratio of the times of a forward pass alone. Of PyG the
+    faster of eager and compiled. `bench/doors.py` has the sizes and types."""
+    columns = {"theirs": show_best(STEP), "ours": show_best(STEP | AUTO), "theirs / ours": best_over_best(STEP, {})}
+    columns["forward"] = best_over_best({"region": "forward"}, {})
+    for name, side in {"theirs": STEP, "ours": STEP | AUTO}.items():
+        columns[f"GiB: {name}"] = metric_of_best(side, "peak_memory", 2**-10)
+    lines = {name: {"bench": "doors"} | line for name, line in DOORS.items()}
+    some = {name: line for name, line in lines.items() if best(data, line | STEP) is not None}
+    return Grid("attention: beside", some, columns)
