@@ -1,6 +1,6 @@
 """The backward pass of `fused3s`: the choice between its two kernels.
 
-cuda/tiles/backward.cu  tensor cores, heads sequentially; dropout, and in 16 bits terms of rows and columns
+cuda/tiles/backward.cu  tensor cores, heads sequentially; dropout, and in 16 bits most score terms
 cuda/edges/backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
 """
 

@@ -27,11 +27,16 @@ struct BackwardParams {
   int* semaphores;             // [num_splits][H][kWarps]  0 before and after
   const int* row_ids;          // [num_windows][16]  rows of each window; null: 16 w, 16 w + 1, ...
   const i64* seed;             // [1]  dropout seed; null without dropout
+  const int* tile_slots;       // as in forward.cu, of A or of A^T; null without values of edges
+  const int* slot_edges;       // [num_slots]  edge of A of each slot
+  const u8* slot_places;       // [num_slots]  16 * own row + gathered row in the KV tile
+  // Values of edges: [1 or H][num_slots][n], one per slot.
 #include "score/score_term_pointers.cuh"
   // Gradients of the values of a score term (values of heads: per row); null: not wanted.
   float* row_value_gradients;     // [num_rows][H][n]  row pass
   float* head_value_gradients;    // [num_rows][H][n]  row pass
   float* column_value_gradients;  // [num_cols][H][n]  column pass
+  float* edge_value_gradients;    // [H][num_slots][n]  row pass; edges of A, not slots
   i64 query_head_stride;       // elements
   i64 key_head_stride;
   i64 value_head_stride;
@@ -42,6 +47,7 @@ struct BackwardParams {
   int grad_row_bytes;
   int num_rows;
   int num_cols;
+  int num_slots;
   int num_heads;       // H
   int gradient_heads;  // H, or more if the rows of a gradient also hold other columns
   float scale_log2e;  // scale * log2(e)

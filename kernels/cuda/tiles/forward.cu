@@ -5,8 +5,8 @@
 // Params.
 //
 // Grid (num_blocks, head groups), kWarps warps per block. A block computes the heads of a group one after the other
-// (head_group.cuh); with data of edges (tile_terms.cuh) a group is one head. A window goes to one warp, to one block, or to
-// several blocks (WorkItem::split):
+// (head_group.cuh); with features, or several values of a score term, a group is one head. A window goes to one warp, to
+// one block, or to several blocks (WorkItem::split):
 //   kWarp    one work item: the warp writes the output; no block barrier
 //   kBlock   a work item for each warp of a block: the block combines them and writes the output
 //   >= 0     splits, a block each (split-KV): the last block to arrive combines the partials in the order of the
@@ -29,7 +29,7 @@
 //   records [kWarps][kRecords]    a KV tile      128                        128      128      128
 //   partial scores, with teams                   0                          0        0        1,024, in two buffers
 //   per warp                                     8,704                      16,896   33,280   16,896; 18,944 in a team
-//   values of edges (tile_terms.cuh): a 16 x 16 matrix of float for each, 1,024 bytes per warp
+//   values of edges (tile_edges.cuh): a 16 x 16 matrix of float for each and each head, 1,024 bytes per warp
 //   edge features, struct TileFeaturesMemory: 3,232 bytes per warp at kDim 64 and 256, 2,224 at 128
 //
 // Swizzle of K: one head, and float32. 16-bit head groups use the swizzle of V, for ldmatrix. A phase of ld.shared.v4
@@ -117,7 +117,7 @@ __device__ constexpr int max_warps() {
   constexpr int kWidth = HeadGroup<kDim, kHeads>::kWidth;
   constexpr int kMediumWarps = kArch == 900 || kArch / 100 == 10 ? 12 : 8;
   if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
-  if (kHeads > 4 && kTerms & kExpression) return 12;
+  if (kHeads > (ScoreTerm<kIn, kTerms>::kEdgeValues > 0 ? 1 : 4) && kTerms & kExpression) return 12;
   constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kExpression) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
   return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
@@ -139,7 +139,7 @@ struct SharedMemoryOfTeams : SharedMemory<kDim, 1, kWarps, sizeof(float)> {
 // With edge data: the values of edges follow.
 template <int kDim, int kHeads, int kWarps, int kTerms>
 struct SharedMemoryOfTerms : SharedMemory<kDim, kHeads, kWarps> {
-  TileTermsMemory<kTerms> terms[kWarps];
+  TileTermsMemory<kTerms, kHeads> terms[kWarps];
 };
 // With edge features: their buffers follow.
 template <int kDim, int kHeads, int kWarps, int kTerms>
@@ -195,9 +195,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
                       RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>>::Type;
   using Shared = SharedMemory<kWidth, kHeads, kWarps, kBytes>;
   using BlockPartial = Partial<kDim, kHeads>;
-  using Terms = TileTerms<kIn, kTerms>;
-  static_assert(kHeads == 1 || ((kTerms & ~kExpression) == 0 && Terms::Term::kEdgeValues == 0),
-                "head groups take no data of edges");
+  using Terms = TileTerms<kIn, kTerms, kDim, kHeads>;
+  static_assert(kHeads == 1 || (kTerms & ~kExpression) == 0, "head groups take a score term alone");
   static_assert(!kWide || (kTerms & ~kDropout) == 0, "other edge data of float32 inputs are edges/forward.cu's");
   static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
@@ -261,12 +260,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
 
   ring.start();
   for (int i = 0; i < count; ++i) {
+    if constexpr (kTransforms) terms.load_edges();
     ring.wait();
     const u32 stage = ring.stage, record = ring.record;
-    if constexpr (kTransforms) {
-      terms.scatter();
-      terms.advance_columns(record, ring.next_record(), i + 1 < count);
-    }
+    if constexpr (kTransforms) terms.advance_columns(record, ring.next_record(), i + 1 < count);
     if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
     [[maybe_unused]] const auto key = reinterpret_cast<unsigned char*>(smem) + (stage - shared_address(smem));
     float limit[2][4];
@@ -280,8 +277,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         const auto& partial_scores = reinterpret_cast<TeamsMemory*>(smem)->partial_scores[team];
         rows.sum_over_team(score[0], shared_address(partial_scores) + i % 2 * sizeof(partial_scores[0]), 1 + team);
       }
+      if constexpr (kTransforms) {
+        if (batch == 0) terms.scatter_edges();
+      }
       if constexpr (Rows::kFolded) {
-        if constexpr (kTransforms) terms.apply(score, rows.g, rows.t);
+        if constexpr (kTransforms) terms.apply(score, batch, rows.g, rows.t);
 #pragma unroll
         for (int e = 0; e < 8 * Rows::kBatch; ++e) {
           float& x = score[e / 8][e / 4 % 2][e % 4];
@@ -289,10 +289,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         }
       } else {
         if constexpr (kTerms & kKeyFeatures) features.add_scores(score[0], i, key);
-        if constexpr (kTransforms) {
-          __syncwarp();  // the other lanes' values
-          terms.apply(score, rows.g, rows.t);
-        }
+        if constexpr (kTransforms) terms.apply(score, batch, rows.g, rows.t);
         mask_scores(score[0], record, rows.g, rows.t);
       }
       if constexpr (kWide) {

@@ -1,4 +1,4 @@
-"""Edge data in the order of the slots of KV tiles, in which the forward kernel over KV tiles reads it in whole lines.
+"""Edge data in the order of the slots of KV tiles, in which the kernels over KV tiles read it in whole lines.
 
 The result is cached on its source tensor, since bound edge data serves many calls.
 """
@@ -8,12 +8,17 @@ import torch
 from ...runtime.launch import stream_handle
 from ...runtime.semaphores import is_capturing
 
-# Attribute of a tensor, one result as long as it lives: (slot_edges, stream, result, version of the tensor).
-KEPT = "_in_slot_order"
+# Attributes of a tensor, for slots of A and of A^T, one result each as long as it lives: (slot_edges, stream, result,
+# version of the tensor).
+KEPT = "_in_slot_order", "_in_slot_order_of_columns"
 
 
-def in_slot_order(values: torch.Tensor, slot_edges: torch.Tensor) -> torch.Tensor:
-    """Rows of `values` [nnz, ..], which is in CSR order, by slot.
+def in_slot_order(
+    values: torch.Tensor, slot_edges: torch.Tensor, dim: int = 0, of_columns: bool = False
+) -> torch.Tensor:
+    """Rows of `values` [nnz, H, ..], which is in CSR order, by slot of A, or of A^T: [slots, H, ..].
+
+    With `dim` = 1 [H, slots, ..]: a warp reads neighbouring slots of one head after the other.
 
     The first result is cached as long as the tensor lives, since a captured graph may read it. A change of the tensor
     updates it in place. Eager calls on another stream compute the result anew; a capture may use the cached one, since
@@ -21,21 +26,21 @@ def in_slot_order(values: torch.Tensor, slot_edges: torch.Tensor) -> torch.Tenso
     a replay.
     """
     stream = stream_handle(values.device.index) if values.is_cuda else 0
-    captures = is_capturing(values.device)
-    kept = getattr(values, KEPT, None)
+    captures, name = is_capturing(values.device), KEPT[of_columns]
+    kept, swapped = getattr(values, name, None), values.transpose(0, dim)
     if values.is_inference() or (kept is None and captures):
-        return values.index_select(0, slot_edges)
+        return swapped.index_select(dim, slot_edges)
     version = values._version
     if kept is None:
-        result = values.index_select(0, slot_edges)
+        result = swapped.index_select(dim, slot_edges)
     else:
         of_slots, of_stream, result, of_version = kept
         if of_slots is not slot_edges or (of_stream != stream and not captures):
-            return values.index_select(0, slot_edges)
+            return swapped.index_select(dim, slot_edges)
         if of_version == version:
             return result
         if captures:
-            return values.index_select(0, slot_edges)
-        torch.index_select(values, 0, slot_edges, out=result)
-    setattr(values, KEPT, (slot_edges, stream, result, version))
+            return swapped.index_select(dim, slot_edges)
+        torch.index_select(swapped, dim, slot_edges, out=result)
+    setattr(values, name, (slot_edges, stream, result, version))
     return result

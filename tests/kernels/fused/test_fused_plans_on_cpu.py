@@ -105,7 +105,7 @@ def test_choice_of_the_kernel_without_edge_data(monkeypatch, name, by_edge, by_t
     [
         ("256 edges a tile", "bias", 1, 128, "fused3s<Element::kHalf, Element::kHalf, 128, 1, 4, 16, 1>"),
         ("256 edges a tile", "clamp", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 16, 1>"),
-        ("256 edges a tile", "multiplier_per_head", 4, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 1, 4, 16, 1>"),
+        ("256 edges a tile", "multiplier_per_head", 4, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 4, 4, 16, 1>"),
         ("256 edges a tile", "types", 1, 128, "fused3s_edges<Element::kHalf, Element::kHalf, 128, 1, 1>"),
         ("2 edges a row, 16 a tile", "key_features", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 2, 1>"),
         ("256 edges a tile", "features", 2, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 6, 1>"),

@@ -39,6 +39,9 @@ def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device
         case "distance":
             edge, head = {"d": values(graph.num_edges, of=dtype)}, {"slope": values(heads)}
             return EdgeData(score=ScoreTerm("s - slope * d", edge=edge, head=head))
+        case "capped bias":  # the one value of an edge that both passes over KV tiles take
+            bias = values(graph.num_edges, heads, of=dtype)
+            return EdgeData(bias=bias, score=ScoreTerm("cap * tanh(s / cap)", cap=0.7))
         case "positions":
             row = {"x": values(num_rows), "y": values(num_rows)}
             col = {"u": values(num_cols), "v": values(num_cols)}
@@ -78,6 +81,7 @@ def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device
 
 KINDS = (
     *("weight of the key", "GAT", "soft cap", "distance", "positions", "with all edge data", "hidden edges"),
+    "capped bias",
     *("kinks", "additive", "additive alone", "GAT with values of edges", "additive with a bias"),
 )
 # Heads, dimensions, type: a lane and several lanes a head, narrow heads that go edge by edge, one of the KV tiles.
