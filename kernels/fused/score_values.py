@@ -166,7 +166,7 @@ def summed_gradients(edges: BoundEdges, gradients: dict[str, torch.Tensor]) -> d
 
 def for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """`gradient` [n, H, ..] float32, summed to the shape [n, H, ..] or [n, 1, ..] of `values` and cast to its type."""
-    if values.shape[1] == 1:
+    if values.shape[1] == 1 < gradient.shape[1]:
         gradient = gradient.sum(1, keepdim=True)
     return gradient.to(values.dtype)
 

@@ -63,7 +63,7 @@ class Tuning:
             terms (the kernel over KV tiles then computes one head at a time or scatters values of edges); with features
             (narrow heads take about 9 warp instructions per edge, and 250 per KV tile of up to 16 edges).
         one_head, one_head_with_features: the same for one head.
-        backward: limits of the backward pass.
+        backward, backward_with_values: limits of the backward pass, without edge data and with values of edges.
     """
 
     warps: int = 4
@@ -88,6 +88,7 @@ class Tuning:
     one_head: EdgeLimits = ()
     one_head_with_features: EdgeLimits = ((32, EdgeLimit(24)),)
     backward: EdgeLimits = ((32, EdgeLimit(96)),)
+    backward_with_values: EdgeLimits = ((32, EdgeLimit(96)), (256, EdgeLimit(48)))
 
 
 SM90 = Tuning()

@@ -144,10 +144,9 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   const Source value{p.value, p.value_head_stride, p.value_row_bytes};
   const Source grad_output{p.grad_output, p.grad_head_stride, p.grad_row_bytes};
   Producer gather(p, kColumns ? query : key, kColumns ? grad_output : value, dim_warp, lane);
-  auto* const team_memory = reinterpret_cast<TeamMemory<kDimWarps>*>(&shared + 1);
-  auto* const teams_end = reinterpret_cast<float*>(team_memory + (kDimWarps > 1 ? kWarps / kDimWarps : 0));
-  constexpr int kEdgeFloats = kEdgeValues_bytes<kIn, kTerms> / sizeof(float);
-  Window window(p, lane, teams_end + warp * kEdgeFloats);
+  constexpr int kTeamsEnd = sizeof(Shared) + (kDimWarps > 1 ? kWarps / kDimWarps * sizeof(TeamMemory<kDimWarps>) : 0);
+  const auto memory_at = [&](int offset) { return reinterpret_cast<unsigned char*>(smem) + offset; };
+  Window window(p, lane, reinterpret_cast<float*>(memory_at(kTeamsEnd + warp * kEdgeValues_bytes<kIn, kTerms>)));
   const GradientTarget<kColumns> target(p);
 
   ring.wait_for_item();
@@ -175,7 +174,8 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     stats.negative_lse = lse == negative_infinity() ? lse : lse * -kLog2e;
   }
   ring.wait();
-  const Team<kDimWarps> own_team(team_memory + team, dim_warp, lane, 1 + team);
+  const auto* const team_memory = reinterpret_cast<TeamMemory<kDimWarps>*>(&shared + 1) + team;
+  const Team<kDimWarps> own_team(team_memory, dim_warp, lane, 1 + team);
   if constexpr (!kColumns) {
     stats.delta = gather.row_products(output, ring.stage_of(1));
     if constexpr (kDimWarps > 1) stats.delta = own_team.add_up(stats.delta);
@@ -228,7 +228,8 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     return;
   }
   window.store_partial(reinterpret_cast<FragmentPair*>(shared.ring[warp]));  // [3]
-  FragmentPair* const value_sums = reinterpret_cast<FragmentPair*>(teams_end + kWarps * kEdgeFloats);
+  FragmentPair* const value_sums =
+      reinterpret_cast<FragmentPair*>(memory_at(kTeamsEnd + kWarps * kEdgeValues_bytes<kIn, kTerms>));
   if constexpr (Window::kValueSums > 0) window.store_partial_values(value_sums[warp]);
   __syncthreads();  // [4]
   sum_block<kIn, kDim, kColumns, kDimWarps, kWarps, Window::kValueSums>(

@@ -47,7 +47,6 @@ struct BackwardParams {
   int grad_row_bytes;
   int num_rows;
   int num_cols;
-  int num_slots;
   int num_heads;       // H
   int gradient_heads;  // H, or more if the rows of a gradient also hold other columns
   float scale_log2e;  // scale * log2(e)
@@ -55,4 +54,5 @@ struct BackwardParams {
   u32 threshold;  // as in DropoutParams
   float rescale;  // 1 / (1 - rate); 1 without dropout
 #include "score/score_term_params.cuh"
+  int num_slots;
 };

@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
                       RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>>::Type;
   using Shared = SharedMemory<kWidth, kHeads, kWarps, kBytes>;
   using BlockPartial = Partial<kDim, kHeads>;
-  using Terms = TileTerms<kIn, kTerms, kDim, kHeads>;
+  using Terms = TileTerms<kIn, kTerms, kHeads>;
   static_assert(kHeads == 1 || (kTerms & ~kExpression) == 0, "head groups take a score term alone");
   static_assert(!kWide || (kTerms & ~kDropout) == 0, "other edge data of float32 inputs are edges/forward.cu's");
   static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");
@@ -260,10 +260,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
 
   ring.start();
   for (int i = 0; i < count; ++i) {
-    if constexpr (kTransforms) terms.load_edges();
+    if constexpr (kTransforms && Rows::kFolded) terms.load_edges();
     ring.wait();
     const u32 stage = ring.stage, record = ring.record;
-    if constexpr (kTransforms) terms.advance_columns(record, ring.next_record(), i + 1 < count);
+    if constexpr (kTransforms) {
+      if constexpr (!Rows::kFolded) terms.scatter_edges();
+      terms.advance_columns(record, ring.next_record(), i + 1 < count);
+    }
     if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
     [[maybe_unused]] const auto key = reinterpret_cast<unsigned char*>(smem) + (stage - shared_address(smem));
     float limit[2][4];
@@ -277,10 +280,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         const auto& partial_scores = reinterpret_cast<TeamsMemory*>(smem)->partial_scores[team];
         rows.sum_over_team(score[0], shared_address(partial_scores) + i % 2 * sizeof(partial_scores[0]), 1 + team);
       }
-      if constexpr (kTransforms) {
-        if (batch == 0) terms.scatter_edges();
-      }
       if constexpr (Rows::kFolded) {
+        if constexpr (kTransforms && Terms::Term::kEdgeValues > 0) {
+          if (batch == 0) {
+            terms.scatter_edges();
+            __syncwarp();  // the other lanes' values
+          }
+        }
         if constexpr (kTransforms) terms.apply(score, batch, rows.g, rows.t);
 #pragma unroll
         for (int e = 0; e < 8 * Rows::kBatch; ++e) {
@@ -289,7 +295,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         }
       } else {
         if constexpr (kTerms & kKeyFeatures) features.add_scores(score[0], i, key);
-        if constexpr (kTransforms) terms.apply(score, batch, rows.g, rows.t);
+        if constexpr (kTransforms) {
+          __syncwarp();  // the other lanes' values
+          terms.apply(score, batch, rows.g, rows.t);
+        }
         mask_scores(score[0], record, rows.g, rows.t);
       }
       if constexpr (kWide) {

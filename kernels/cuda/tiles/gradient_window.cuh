@@ -24,7 +24,7 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
   static constexpr bool kDrops = kTerms & kDropout;
 
   const BackwardParams& p;
-  TileEdges<kIn, kEdgeValues, 1, kDim <= 64, BackwardParams> of_edges;
+  TileEdges<kIn, kEdgeValues, 1, kDim <= 64 ? 3 : 2, kDim <= 64, BackwardParams> of_edges;
   float negative_lse[2], delta[2];  // row pass
   LaneValues<kColumns ? Term::kColumnValues : Term::kRowValues> own_values;  // score term
   GatheredValues<kColumns ? Term::kRowValues : Term::kColumnValues> gathered_values;

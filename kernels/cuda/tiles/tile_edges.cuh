@@ -19,18 +19,19 @@ __device__ __forceinline__ int pair_place(int half, int tile, int g, int t) {
 }
 
 //   kValues   of an edge and head
-//   kAhead    whether there are registers to load slots before the scores
+//   kAtOnce   slots of a lane past the first that are loaded together
+//   kAhead    whether the first of these are loaded before the scores; else `load_others` has no effect
 //   Params    of forward.cu or backward.cu
-template <Element kIn, int kValues, int kHeads, bool kAhead, typename Params>
+template <Element kIn, int kValues, int kHeads, int kAtOnce, bool kAhead, typename Params>
 struct TileEdges {
   static constexpr int kMatrices = kValues * kHeads;
-  static constexpr int kAtOnce = kHeads > 4 ? 1 : kHeads > 2 ? 3 : 4;  // slots of a lane past the first
 
-  // Place and values of kCount slots of a lane, 32 slots apart.
+  // Place and values of kCount slots of a lane, 32 slots apart. Elements, not floats: a conversion would wait for them
+  // where they are loaded.
   template <int kCount>
   struct Slots {
     int place[kCount];
-    float value[kCount][kMatrices];
+    u16 value[kCount][kMatrices];
   };
 
   const Params& p;
@@ -114,7 +115,7 @@ struct TileEdges {
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
           const char* const address = element_address<kIn>(p.edge_values, start * kValues + i);
-          slots.value[j][h * kValues + i] = load_element<kIn>(address);
+          slots.value[j][h * kValues + i] = __ldg(reinterpret_cast<const u16*>(address));
         }
       }
     }
@@ -127,14 +128,14 @@ struct TileEdges {
       const int place = swizzled(slots.place[j]);
 #pragma unroll
       for (int i = 0; i < kMatrices; ++i) {
-        if (i < heads * kValues) matrices[i * kTileValues + place] = slots.value[j][i];
+        if (i < heads * kValues) matrices[i * kTileValues + place] = cvt_f32_x2<kIn>(slots.value[j][i]).x;
       }
     }
   }
 };
 
 // Without values of edges.
-template <Element kIn, int kHeads, bool kAhead, typename Params>
-struct TileEdges<kIn, 0, kHeads, kAhead, Params> {
+template <Element kIn, int kHeads, int kAtOnce, bool kAhead, typename Params>
+struct TileEdges<kIn, 0, kHeads, kAtOnce, kAhead, Params> {
   __device__ __forceinline__ TileEdges(const Params&, int, float*) {}
 };

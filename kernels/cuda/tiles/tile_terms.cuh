@@ -14,13 +14,16 @@ struct __align__(16) TileTermsMemory {
   float values[kEdgeValues > 0 ? kTileValues * kEdgeValues * kHeads : 4];
 };
 
-template <Element kIn, int kTerms, int kDim, int kHeads>
+template <Element kIn, int kTerms, int kHeads>
 struct TileTerms {
   using Term = ScoreTerm<kIn, kTerms>;
 
+  static constexpr bool kAhead = kHeads > 1 && kHeads <= 4;
+  static constexpr int kAtOnce = kHeads > 4 ? 1 : kAhead ? 3 : 4;  // as registers permit
+
   const Params& p;
   const int lane;
-  TileEdges<kIn, Term::kEdgeValues, kHeads, kHeads <= 4 && kDim <= 192, Params> of_edges;
+  TileEdges<kIn, Term::kEdgeValues, kHeads, kAtOnce, kAhead, Params> of_edges;
   LaneValues<Term::kRowValues> of_rows;
   GatheredValues<Term::kColumnValues> of_columns;
 
@@ -42,16 +45,16 @@ struct TileTerms {
   __device__ __forceinline__ void advance_columns(u32 record, u32 next_record, bool exists) {
     of_columns.advance({p.column_values, p.column_value_heads}, record, next_record, lane, exists);
   }
-  // Before `apply`, once a KV tile, after __syncwarp since the last one.
+  // Once a KV tile, after __syncwarp since the last `apply`.
   __device__ __forceinline__ void scatter_edges() {
     if constexpr (Term::kEdgeValues > 0) {
       of_edges.scatter();
       of_edges.advance();
-      __syncwarp();  // the other lanes' values
     }
   }
 
-  // Scores of the lane and of the heads of a batch, as C fragments of two n-tiles: from <q, k> to s.
+  // Scores of the lane and of the heads of a batch, as C fragments of two n-tiles: from <q, k> to s. Before: __syncwarp
+  // since `scatter_edges`.
   template <int kBatch>
   __device__ __forceinline__ void apply(float (&score)[kBatch][2][4], int batch, int g, int t) const {
     Term term;

@@ -87,6 +87,7 @@ class PlanForm:
         schedules: those of A, then those of A^T; () for a plan without KV tiles.
         part_edges: most edges of a row item; 0 for a plan without row items.
         edge_data: whether it has the index of each edge in the source, and, with KV tiles, slots.
+        column_slots: whether the KV tiles of A^T have slots, too.
     """
 
     shape: tuple[int, int]
@@ -95,6 +96,7 @@ class PlanForm:
     schedules: tuple[ScheduleForm, ...]
     part_edges: int
     edge_data: bool
+    column_slots: bool = False
 
     @cached_property
     def tile_sides(self) -> int:
@@ -165,7 +167,7 @@ class GPUPlan:
         work_items: per schedule [num_blocks, warps, 56] int32, struct WorkItem (cuda/tiles/forward_params.cuh).
         num_splits: per schedule, at least the number of splits of all windows.
         row_items, row_parts: per pattern (gpu_row_items.py).
-        slots: per pattern with KV tiles, with edge data: the edges in KV tile order. [num_tiles + 3] int32: first slot
+        slots: of A, and of A^T if wanted, with edge data: the edges in KV tile order. [num_tiles + 3] int32: first slot
             of each KV tile, nnz after the last; [nnz] int32: edge of each slot, in CSR order of A; [nnz] uint8:
             16 * row + key in the KV tile.
     """
@@ -191,7 +193,7 @@ class GPUPlan:
         sizes += [ITEM_WORDS * count * warps for count, warps in blocks]
         sizes += [4 * count for count in items]
         sizes += [2 * parts] * item_sides
-        wide, places, slot_sides = None, None, sides if form.edge_data else 0
+        wide, places, slot_sides = None, None, min(sides, form.edge_data + form.column_slots)
         if memory is not None:
             wide = GPUCSR.wide_size(shape, form.transposes)
             wide, places, memory = _split_memory(memory, wide, slot_sides * edges)
@@ -398,13 +400,13 @@ class GPUPlan:
         sides = len(self._slots)
         slots = dict(zip(_SLOTS, zip(*self._slots, strict=True), strict=True))
         arrays = elements(
-            offsets=csr.address_of_offsets[:sides], kv_tiles=self._kv_tiles, tile_offset=self._tile_offset, **slots
+            offsets=csr.address_of_offsets, kv_tiles=self._kv_tiles, tile_offset=self._tile_offset, **slots
         )
         pointers = kernel.params.pack_pointers({**arrays, "column_edges": csr.address_of_column_edges})
-        none = (0,) * (2 - sides)
-        sizes = elements(num_windows=(*windows, *none), num_rows=(*self.form.shape[:sides], *none))
+        sizes = elements(num_windows=(*windows, 0)[:2], num_rows=self.form.shape)
         scalars = kernel.scalars(most_edges=self.form.most_edges, **sizes)
-        return kernel, (blocks_of(max(windows), SLOT_WARPS), sides, 1), SLOT_WARPS * WARP_SIZE, pointers, scalars
+        grid = blocks_of(max(windows[:sides]), SLOT_WARPS), sides, 1
+        return kernel, grid, SLOT_WARPS * WARP_SIZE, pointers, scalars
 
     def _schedule_inputs(self) -> dict[str, int]:
         """Members of struct Params of plan_schedule.cu: ScheduleInputs of each schedule, zeros for unused ones."""

@@ -71,7 +71,7 @@ def build(graph, heads, dim, reordered=False, edge_data=False):
     if reordered:
         perm = permutation(graph)
         pattern = permute_rows(pattern, perm)
-    by_tile = replace(SM90, forward=(), backward=())
+    by_tile = replace(SM90, forward=(), backward=(), backward_with_values=())
     with pytest.MonkeyPatch.context() as patch:
         for module in (fused3s, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_planning):
             patch.setattr(module, "tuning_for", lambda gpu: by_tile)
