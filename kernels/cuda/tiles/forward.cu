@@ -117,7 +117,9 @@ __device__ constexpr int max_warps() {
   constexpr int kWidth = HeadGroup<kDim, kHeads>::kWidth;
   constexpr int kMediumWarps = kArch == 900 || kArch / 100 == 10 ? 12 : 8;
   if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
-  if (kHeads > (ScoreTerm<kIn, kTerms>::kEdgeValues > 0 ? 1 : 4) && kTerms & kExpression) return 12;
+  constexpr bool kHasValues = ScoreTerm<kIn, kTerms>::kEdgeValues > 0;
+  if (kHasValues && kHeads > 1) return kHeads > 4 && kDim % 8 ? 8 : 12;
+  if (kHeads > 4 && kTerms & kExpression) return 12;
   constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kExpression) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
   return kWidth <= (kFewer ? 0 : 64) ? 16 : kWidth <= (kFewer ? 64 : 128) ? 12 : 8;
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
                       RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>>::Type;
   using Shared = SharedMemory<kWidth, kHeads, kWarps, kBytes>;
   using BlockPartial = Partial<kDim, kHeads>;
-  using Terms = TileTerms<kIn, kTerms, kHeads>;
+  using Terms = TileTerms<kIn, kTerms, kDim, kHeads>;
   static_assert(kHeads == 1 || (kTerms & ~kExpression) == 0, "head groups take a score term alone");
   static_assert(!kWide || (kTerms & ~kDropout) == 0, "other edge data of float32 inputs are edges/forward.cu's");
   static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");

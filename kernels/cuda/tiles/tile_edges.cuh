@@ -8,8 +8,9 @@
 // Swizzle: rows with bit 1 set swap their halves, so that rows g to g + 3 of a read cover all banks.
 #pragma once
 #include "common.cuh"
-#include "tiles/forward_params.cuh"
 #include "elements.cuh"
+#include "ptx/cvt.cuh"
+#include "tiles/forward_params.cuh"
 
 constexpr int kTileValues = kTileM * kTileKeys;  // values of a matrix
 
@@ -37,11 +38,11 @@ struct TileEdges {
   const Params& p;
   const int lane;
   float* const matrices;
-  const int heads;          // with values of their own: kHeads, or 1 for all
-  const int* tile_slots;    // first slot of the next KV tile but one
-  int first, next, after;   // first slot of the KV tile and of the two behind it
-  Slots<1> slot;            // first + lane
-  Slots<kAtOnce> others;    // the next ones, while the scores are computed
+  const int heads;         // with values of their own: kHeads, or 1 for all
+  const int* tile_slots;   // first slot of the next KV tile but one
+  int first, next, after;  // first slot of the KV tile and of the two behind it
+  Slots<1> slot;           // first + lane
+  Slots<kAtOnce> others;   // the next ones
 
   __device__ __forceinline__ TileEdges(const Params& p, int lane, float* matrices)
       : p(p), lane(lane), matrices(matrices), heads(p.edge_value_heads > 1 ? kHeads : 1) {}

@@ -14,12 +14,12 @@ struct __align__(16) TileTermsMemory {
   float values[kEdgeValues > 0 ? kTileValues * kEdgeValues * kHeads : 4];
 };
 
-template <Element kIn, int kTerms, int kHeads>
+template <Element kIn, int kTerms, int kDim, int kHeads>
 struct TileTerms {
   using Term = ScoreTerm<kIn, kTerms>;
 
   static constexpr bool kAhead = kHeads > 1 && kHeads <= 4;
-  static constexpr int kAtOnce = kHeads > 4 ? 1 : kAhead ? 3 : 4;  // as registers permit
+  static constexpr int kAtOnce = kHeads > 4 ? 1 : kAhead || kDim > 192 ? 3 : 4;  // as registers permit
 
   const Params& p;
   const int lane;

@@ -32,7 +32,7 @@ def instances(score: str) -> list[KernelInstance]:
     if "s" in score.split("(")[0].split():
         found += [fused_instance(Element.HALF, HALF, dim, 4, terms=EXPRESSION, score=score) for dim in (64, 128)]
     if score == BIAS:
-        shapes = (4, 16), (5, 10), (8, 8), (2, 32)
+        shapes = (4, 16), (3, 10), (8, 6), (2, 32)
         found += [fused_instance(Element.HALF, HALF, dim, 4, heads, EXPRESSION, score=score) for heads, dim in shapes]
     if "s" in score.split("(")[0].split():
         shapes = [(dim, columns) for dim in (64, 128, 256) for columns in (False, True)]
