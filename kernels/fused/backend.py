@@ -139,7 +139,8 @@ def _takes_edge_kernel(data: Fused3SData, query: torch.Tensor, edges: BoundEdges
     if data.row_items is None:
         return False
     tuning, (_, num_heads, dim) = tuning_for(gpu_limits(query.device)), query.shape
-    terms = 0 if edges is None or folds_heads(edges) else terms_of(edges)
+    is_cheap = edges is None or (folds_heads(edges) and edges.edge_values is None)
+    terms = 0 if is_cheap else terms_of(edges)
     return goes_edge_by_edge(tuning, data.size, num_heads, dim, terms) is not False
 
 

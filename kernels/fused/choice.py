@@ -11,7 +11,7 @@ wait for the GPU in every step, which costs more than the slower kernel does on 
 from functools import lru_cache
 from typing import NamedTuple
 
-from .shapes import DROPOUT, KEY_FEATURES, VALUE_FEATURES
+from .shapes import DROPOUT, EXPRESSION, KEY_FEATURES, VALUE_FEATURES
 from .tuning import ALWAYS, NEVER, EdgeLimit, Tuning
 
 
@@ -38,9 +38,9 @@ def goes_edge_by_edge(
     Args:
         dim: columns of a head; None if unknown: the call then goes over KV tiles.
         terms: bits of enum EdgeTerm.
-        backward: decide for the backward pass, whose kernel over KV tiles supports no term but dropout.
+        backward: decide for the backward pass; with EXPRESSION, for one that reads a value of each edge.
     """
-    if backward and terms & ~DROPOUT:
+    if backward and terms & ~(DROPOUT | EXPRESSION):
         return True
     limit = _limit(tuning, num_heads, dim, terms, backward)
     if limit.tile_edges == ALWAYS:
@@ -59,6 +59,8 @@ def goes_edge_by_edge(
 def _limit(tuning: Tuning, num_heads: int, dim: int | None, terms: int, backward: bool) -> EdgeLimit:
     if terms & (KEY_FEATURES | VALUE_FEATURES):
         limits = tuning.with_features if num_heads > 1 else tuning.one_head_with_features
+    elif backward and terms & EXPRESSION:
+        limits = tuning.backward_with_values
     elif num_heads == 1:
         limits = tuning.one_head
     else:

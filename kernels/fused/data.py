@@ -24,7 +24,7 @@ class Fused3SData:
         windows: windows of one warp, of one block and of several blocks, then `warp_tiles`, `split_tiles` and
             `sort_segment` (0: all are sorted) of fused/planning/schedule.py; () if unknown to the host.
         tile_slots, slot_edges, slot_places: [num_tiles + 3] int32, [nnz] int32 and [nnz] uint8: where the edges are in
-            the KV tiles; for edge data.
+            the KV tiles; for edge data. column_tile_slots, column_slot_edges, column_slot_places: the same for A^T.
 
         indices: [nnz] int32, key of each edge, rows and columns ascending, for cuda/edges/forward.cu.
         row_items, row_parts: [num_items, 4] and [num_parts, 2] int32, items of that kernel.
@@ -60,6 +60,9 @@ class Fused3SData:
     row_splits: int = 0
     column_tiles: torch.Tensor | None = None
     column_tile_offset: torch.Tensor | None = None
+    column_tile_slots: torch.Tensor | None = None
+    column_slot_edges: torch.Tensor | None = None
+    column_slot_places: torch.Tensor | None = None
     column_work_items: torch.Tensor | None = None
     column_splits: int = 0
 

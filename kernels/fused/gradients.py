@@ -1,6 +1,6 @@
 """The backward pass of `fused3s`: the choice between its two kernels.
 
-cuda/tiles/backward.cu  tensor cores, heads sequentially; dropout, and in 16 bits terms of rows and columns
+cuda/tiles/backward.cu  tensor cores, heads sequentially; dropout, and in 16 bits most score terms
 cuda/edges/backward.cu  edge by edge: narrow heads on sparse graphs, and all edge data
 """
 
@@ -33,6 +33,8 @@ def launch_gradients(data: Fused3SData, given: BackwardCall) -> Gradients:
     by_tile = data.column_work_items is not None and (
         call.edges is None or backward_fits_tiles(call.edges, call.query.dtype)
     )
+    if call.edges is not None and call.edges.edge_values is not None and data.column_slot_edges is None:
+        by_tile = False
     if dim % 2 and (by_tile or not takes_columns(call)):  # as in the forward pass
         output, grad_output = (functional.pad(each, (0, -dim % 8)) for each in (given.output, given.grad_output))
         padded = given._replace(call=padded_call(call), output=output, grad_output=grad_output, into=None)

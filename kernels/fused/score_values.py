@@ -92,29 +92,38 @@ def forward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
 
 def folds_heads(edges: BoundEdges | None) -> bool:
     """Whether the forward kernel over KV tiles computes several heads at a time: without edge data, or with only a
-    score term of at most one value, which all heads share and no edge has: more take too many registers."""
+    score term of at most one value, of an edge or shared by all heads: more take too many registers."""
     terms = terms_of(edges)
     if not terms:
         return True
-    if terms != EXPRESSION or edges.edge_values is not None:
+    if terms != EXPRESSION:
         return False
     given = [each for name in VALUES if (each := getattr(edges, name)) is not None]
-    return not given or [tuple(each.shape[1:]) for each in given] == [(1, 1)]
+    return not given or [tuple(each.shape[1:]) for each in given] == [(1, 1)] or _is_one_edge_value(given, edges)
+
+
+def _is_one_edge_value(given: list[torch.Tensor], edges: BoundEdges) -> bool:
+    """Whether the only value of a score term is one of each edge, or of each edge and head: a bias, say."""
+    return len(given) == 1 and given[0] is edges.edge_values and given[0].shape[2] == 1
 
 
 def backward_fits_tiles(edges: BoundEdges | None, dtype: torch.dtype) -> bool:
-    """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a score term that
-    has no values of edges."""
+    """Whether the backward kernel over KV tiles takes the terms of a call: dropout; in 16 bits also a score term whose
+    values are of rows, columns and heads, or one of an edge: more take too many registers."""
     terms = terms_of(edges)
     if not terms & ~DROPOUT:
         return True
-    if terms & ~(DROPOUT | EXPRESSION) or dtype == torch.float32 or edges.edge_values is not None:
+    if terms & ~(DROPOUT | EXPRESSION) or dtype == torch.float32:
         return False
     if edges.score is None:
         return True
+    if not uses_score(edges.score):
+        return False
+    if edges.edge_values is not None:
+        return _is_one_edge_value([each for name in VALUES if (each := getattr(edges, name)) is not None], edges)
     sizes = [0 if (each := getattr(edges, name)) is None else each.shape[2] for name in VALUES]
     of_rows, of_columns, _, of_heads = sizes
-    return uses_score(edges.score) and max(of_rows + of_heads, of_columns) <= MOST_VALUE_SUMS
+    return max(of_rows + of_heads, of_columns) <= MOST_VALUE_SUMS
 
 
 def require_edge_arrays(items: torch.Tensor | None) -> None:
@@ -157,7 +166,7 @@ def summed_gradients(edges: BoundEdges, gradients: dict[str, torch.Tensor]) -> d
 
 def for_heads(gradient: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """`gradient` [n, H, ..] float32, summed to the shape [n, H, ..] or [n, 1, ..] of `values` and cast to its type."""
-    if values.shape[1] == 1:
+    if values.shape[1] == 1 < gradient.shape[1]:
         gradient = gradient.sum(1, keepdim=True)
     return gradient.to(values.dtype)
 

@@ -60,10 +60,10 @@ class Tuning:
         edge_warps: resident warps per SM of the edge-by-edge forward pass, about the limit by registers.
         least_part_edges, most_part_edges: edges per part of a long row, edge by edge.
         forward, with_terms, with_features: limits of the forward pass with several heads, without edge data; with score
-            terms (the kernel over KV tiles then computes one head at a time); with features (narrow heads take about 9
-            warp instructions per edge, and 250 per KV tile of up to 16 edges).
+            terms (the kernel over KV tiles then computes one head at a time or scatters values of edges); with features
+            (narrow heads take about 9 warp instructions per edge, and 250 per KV tile of up to 16 edges).
         one_head, one_head_with_features: the same for one head.
-        backward: limits of the backward pass.
+        backward, backward_with_values: limits of the backward pass, without edge data and with values of edges.
     """
 
     warps: int = 4
@@ -88,6 +88,7 @@ class Tuning:
     one_head: EdgeLimits = ()
     one_head_with_features: EdgeLimits = ((32, EdgeLimit(24)),)
     backward: EdgeLimits = ((32, EdgeLimit(96)),)
+    backward_with_values: EdgeLimits = ((32, EdgeLimit(96)), (256, EdgeLimit(48)))
 
 
 SM90 = Tuning()

@@ -61,6 +61,7 @@ UPDATED |= {"combine_rows": ("output", "lse")}
 UPDATED |= {"batch_norm_statistics": ("running_mean", "running_variance", "num_batches")}
 # Kernels that write the edges of a graph, where memory may be zeros behind them (`Fused3SData.new_of_edges`).
 UPDATED |= {"gradients_over_rows": ("edge_value_gradients", "edge_weights", "signs")}
+UPDATED |= {"fused3s_backward": ("edge_value_gradients",)}
 UPDATED |= {"gradients_of_added_features": ("feature_gradient",)}
 UPDATED |= {"gradients_of_features": ("gradient",), "feature_gradients": ("gradient",)}
 # Those of wide features add to what the columns before made, and turn products into scores.

@@ -124,14 +124,17 @@ def test_the_edges_of_the_last_fill_are_numbered(monkeypatch):
 
 
 @on_the_shim
-@pytest.mark.parametrize("form", ["bias", "features", "wide features", "added features", "types", "key_factor"])
+@pytest.mark.parametrize(
+    "form", ["bias", "bias over KV tiles", "features", "wide features", "added features", "types", "key_factor"]
+)
 def test_gradients_of_edge_data_in_a_plan_with_room(monkeypatch, form):
     """Rows of the data that have no edge in the last fill, among them all from its end on, get a gradient of 0."""
-    heads, dim = 2, 8
+    heads, dim = (1, 64) if form == "bias over KV tiles" else (2, 8)
     generator = torch.Generator().manual_seed(1)
     query, key, value = tensors_for(heads, dim)
     given = {
         "bias": {"bias": (EDGES, heads)},
+        "bias over KV tiles": {"bias": (EDGES, heads)},
         "features": {"features": (EDGES, 3), "key_weight": (heads, dim, 3), "value_weight": (heads, dim, 3)},
         "wide features": {"features": (EDGES, 20), "key_weight": (heads, dim, 20), "value_weight": (heads, dim, 20)},
         "added features": {"features": (EDGES, 3), "key_weight": (heads, dim, 3), "additive_weight": (heads, dim)},

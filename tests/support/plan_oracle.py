@@ -358,6 +358,10 @@ def expected_plan(
         schedules = schedule_of_form(by_row, *tiles), schedule_of_form(by_column, *column_tiles)
         data = with_pass_schedules(data, *schedules)
         data = replace(data, column_tiles=column_tiles[0], column_tile_offset=column_tiles[1])
+        if form.column_slots:
+            slots = make_tile_slots(*column_tiles)
+            slots["slot_edges"] = transposed[2][slots["slot_edges"]]
+            data = replace(data, **{f"column_{name}": each for name, each in slots.items()})
     if form.part_edges:
         data = replace(data, indices=indices, **row_item_arrays(offsets, rows, form.part_edges))
         if inputs.backward:

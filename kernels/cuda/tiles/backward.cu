@@ -10,8 +10,9 @@
 //
 // Both passes are one template: X = own 0 * gathered 0^T, Y = own 1 * gathered 1^T, gradient 0 += dS gathered 0,
 // gradient 1 += P gathered 1. With a score term f (score_terms.cuh) P = exp(f(scale * S) - LSE), dS is multiplied by f',
-// and the gradients of values of rows, columns and heads are sums over gathered rows. With dropout (dropout.cuh), P in
-// dV and dP are masked and multiplied by rescale; P in dS is not.
+// and the gradients of values of rows, columns and heads are sums over gathered rows. The row pass stores those of
+// values of edges (tile_edges.cuh). With dropout (dropout.cuh), P in dV and dP are masked and multiplied by rescale; P
+// in dS is not.
 //
 // Schedule, KV tiles, work items and splits: as in forward.cu, over A and over A^T. The "keys" of a KV tile of A^T are
 // 16 rows of A. For a symmetric A both schedules are the same arrays. Partials are plain sums (sum_splits.cuh).
@@ -29,7 +30,8 @@
 //   ring [kWarps][kStages]       RowPair: rows and statistics  4,224              8,320       8,320
 //   records [kWarps][kRecords]   a KV tile                     128                128         128
 //   TeamMemory [kTeams]          partial sums of X and Y       0                  0           8,192
-//   per warp                                                   8,960              17,152      21,248
+//   values of edges [kWarps]     a matrix for each             1,024              1,024       1,024
+//   per warp, without these                                    8,960              17,152      21,248
 //
 //   float32 at kDim 256: four warps per team, TeamMemory of 10,240 bytes, 19,712 bytes per warp
 //
@@ -73,7 +75,8 @@ template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
 __device__ constexpr int max_backward_warps() {
   constexpr int kWidth = RowPair<kElement_bytes<kIn>, kDim, kDimWarps>::kWidth;
   constexpr bool kTightTerm =
-      kArch != 900 || ScoreTerm<kIn, kTerms>::kRowSums + ScoreTerm<kIn, kTerms>::kColumnSums > 1;
+      kArch != 900 || ScoreTerm<kIn, kTerms>::kRowSums + ScoreTerm<kIn, kTerms>::kColumnSums > 1 ||
+      ScoreTerm<kIn, kTerms>::kEdgeValues > 0;
   constexpr int kColumnWarps = kArch == 900 ? 12 : 8;
   if (kTerms & kExpression) return kWidth > 64 ? 8 : kColumns ? kColumnWarps : kTightTerm ? 12 : 16;
   constexpr bool kFewTerms = kIn == Element::kTF32 && !kColumns && kArch < 1200;
@@ -95,11 +98,16 @@ struct BackwardMemory {
 template <Element kIn, bool kColumns, int kTerms>
 constexpr int kNumValueSums = kColumns ? ScoreTerm<kIn, kTerms>::kColumnSums : ScoreTerm<kIn, kTerms>::kRowSums;
 
+// Then the matrices of values of edges of each warp.
+template <Element kIn, int kTerms>
+constexpr int kEdgeValues_bytes = ScoreTerm<kIn, kTerms>::kEdgeValues * kTileValues * static_cast<int>(sizeof(float));
+
 // With kNumValueSums a FragmentPair of each warp comes last.
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kWarps, int kTerms>
 __device__ KernelSizes fused3s_backward_sizes = {
     static_cast<int>(sizeof(BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>) +
                      (kDimWarps > 1 ? kWarps / kDimWarps * sizeof(TeamMemory<kDimWarps>) : 0) +
+                     kWarps * kEdgeValues_bytes<kIn, kTerms> +
                      (kNumValueSums<kIn, kColumns, kTerms> > 0 ? kWarps * sizeof(FragmentPair) : 0)),
     static_cast<int>(
         sizeof(GradientPartial<kDim, kColumns, kDimWarps, kNumValueSums<kIn, kColumns, kTerms>>) / sizeof(float)),
@@ -116,7 +124,6 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   using Producer = PairGather<kIn, kDim, kDimWarps, kColumns>;
   using Shared = BackwardMemory<kElement_bytes<kIn>, kDim, kDimWarps, kWarps>;
   static_assert((kTerms & ~(kDropout | kExpression)) == 0, "the rest is edges/backward.cu's");
-  static_assert(Window::Term::kEdgeValues == 0, "values of edges are edges/backward.cu's");
   static_assert(!(kIsWide<kIn> && Window::kTransforms), "so are score terms of float32");
   static_assert(sizeof(FragmentPair) * Window::Partial::kWarpPairs <= sizeof(Shared::ring[0]), "sums fit the ring");
   static_assert(alignof(Shared) >= sizeof(Shared::records[0]), "record addresses by ^ and &");
@@ -137,7 +144,9 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   const Source value{p.value, p.value_head_stride, p.value_row_bytes};
   const Source grad_output{p.grad_output, p.grad_head_stride, p.grad_row_bytes};
   Producer gather(p, kColumns ? query : key, kColumns ? grad_output : value, dim_warp, lane);
-  Window window(p, lane);
+  constexpr int kTeamsEnd = sizeof(Shared) + (kDimWarps > 1 ? kWarps / kDimWarps * sizeof(TeamMemory<kDimWarps>) : 0);
+  const auto memory_at = [&](int offset) { return reinterpret_cast<unsigned char*>(smem) + offset; };
+  Window window(p, lane, reinterpret_cast<float*>(memory_at(kTeamsEnd + warp * kEdgeValues_bytes<kIn, kTerms>)));
   const GradientTarget<kColumns> target(p);
 
   ring.wait_for_item();
@@ -154,7 +163,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
   gather.own_rows(kColumns ? key : query, kColumns ? value : grad_output, rows, ring.stage_of(1));
   gather(0, ring.record_of(0), ring.stage_of(0));
   if constexpr (Window::kDrops) window.start_dropout(lane_row);
-  if constexpr (Window::kTransforms) window.start_term(lane_row, ring.records, count > 0);
+  if constexpr (Window::kTransforms) window.start_term(lane_row, ring.records, range.x, count);
 
   typename Producer::Pieces output;
   RowStats stats;
@@ -186,6 +195,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
 
   ring.start();
   for (int i = 0; i < count; ++i) {
+    if constexpr (Window::kTransforms) window.load_edges();
     ring.wait();
     const u32 stage = ring.stage, record = ring.record;
     const int last_row = (i + 1 < count ? kTileKeys : num_keys) - 1;
@@ -195,6 +205,7 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     if constexpr (kDimWarps > 1) own_team.add_up(score, grad_weight, i);
     u32 weight[Window::kWeights], grad_score[Window::kWeights];
     window.weights(weight, grad_score, score, grad_weight, record, stage);
+    if constexpr (Window::kTransforms) window.advance_edges(dim_warp == 0);
     window.accumulate(weight, grad_score, stage, last_row);
     ring.advance(gather, i);
   }
@@ -217,8 +228,8 @@ __launch_bounds__(kWarps* kWarpSize, max_backward_warps<kIn, kDim, kColumns, kDi
     return;
   }
   window.store_partial(reinterpret_cast<FragmentPair*>(shared.ring[warp]));  // [3]
-  auto* const teams_end = reinterpret_cast<TeamMemory<kDimWarps>*>(&shared + 1) + (kDimWarps > 1 ? kWarps / kDimWarps : 0);
-  FragmentPair* const value_sums = reinterpret_cast<FragmentPair*>(teams_end);
+  FragmentPair* const value_sums =
+      reinterpret_cast<FragmentPair*>(memory_at(kTeamsEnd + kWarps * kEdgeValues_bytes<kIn, kTerms>));
   if constexpr (Window::kValueSums > 0) window.store_partial_values(value_sums[warp]);
   __syncthreads();  // [4]
   sum_block<kIn, kDim, kColumns, kDimWarps, kWarps, Window::kValueSums>(

@@ -27,11 +27,16 @@ struct BackwardParams {
   int* semaphores;             // [num_splits][H][kWarps]  0 before and after
   const int* row_ids;          // [num_windows][16]  rows of each window; null: 16 w, 16 w + 1, ...
   const i64* seed;             // [1]  dropout seed; null without dropout
+  const int* tile_slots;       // as in forward.cu, of A or of A^T; null without values of edges
+  const int* slot_edges;       // [num_slots]  edge of A of each slot
+  const u8* slot_places;       // [num_slots]  16 * own row + gathered row in the KV tile
+  // Values of edges: [1 or H][num_slots][n], one per slot.
 #include "score/score_term_pointers.cuh"
   // Gradients of the values of a score term (values of heads: per row); null: not wanted.
   float* row_value_gradients;     // [num_rows][H][n]  row pass
   float* head_value_gradients;    // [num_rows][H][n]  row pass
   float* column_value_gradients;  // [num_cols][H][n]  column pass
+  float* edge_value_gradients;    // [H][num_slots][n]  row pass; edges of A, not slots
   i64 query_head_stride;       // elements
   i64 key_head_stride;
   i64 value_head_stride;
@@ -49,4 +54,5 @@ struct BackwardParams {
   u32 threshold;  // as in DropoutParams
   float rescale;  // 1 / (1 - rate); 1 without dropout
 #include "score/score_term_params.cuh"
+  int num_slots;
 };

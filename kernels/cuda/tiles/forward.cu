@@ -5,8 +5,8 @@
 // Params.
 //
 // Grid (num_blocks, head groups), kWarps warps per block. A block computes the heads of a group one after the other
-// (head_group.cuh); with data of edges (tile_terms.cuh) a group is one head. A window goes to one warp, to one block, or to
-// several blocks (WorkItem::split):
+// (head_group.cuh); with features, or several values of a score term, a group is one head. A window goes to one warp, to
+// one block, or to several blocks (WorkItem::split):
 //   kWarp    one work item: the warp writes the output; no block barrier
 //   kBlock   a work item for each warp of a block: the block combines them and writes the output
 //   >= 0     splits, a block each (split-KV): the last block to arrive combines the partials in the order of the
@@ -29,7 +29,7 @@
 //   records [kWarps][kRecords]    a KV tile      128                        128      128      128
 //   partial scores, with teams                   0                          0        0        1,024, in two buffers
 //   per warp                                     8,704                      16,896   33,280   16,896; 18,944 in a team
-//   values of edges (tile_terms.cuh): a 16 x 16 matrix of float for each, 1,024 bytes per warp
+//   values of edges (tile_edges.cuh): a 16 x 16 matrix of float for each and each head, 1,024 bytes per warp
 //   edge features, struct TileFeaturesMemory: 3,232 bytes per warp at kDim 64 and 256, 2,224 at 128
 //
 // Swizzle of K: one head, and float32. 16-bit head groups use the swizzle of V, for ldmatrix. A phase of ld.shared.v4
@@ -117,6 +117,8 @@ __device__ constexpr int max_warps() {
   constexpr int kWidth = HeadGroup<kDim, kHeads>::kWidth;
   constexpr int kMediumWarps = kArch == 900 || kArch / 100 == 10 ? 12 : 8;
   if (kIsWide<kIn>) return kWidth <= 32 ? 16 : kWidth <= 64 ? kMediumWarps : 8;
+  constexpr bool kHasValues = ScoreTerm<kIn, kTerms>::kEdgeValues > 0;
+  if (kHasValues && kHeads > 1) return kHeads > 4 && kDim % 8 ? 8 : 12;
   if (kHeads > 4 && kTerms & kExpression) return 12;
   constexpr bool kFewer = kHasFeatures<kTerms> && ((kTerms & kExpression) != 0 ||
                                                    (kWidth > 64 && !TileFeaturesMemory<kDim>::kScratchInKey));
@@ -139,7 +141,7 @@ struct SharedMemoryOfTeams : SharedMemory<kDim, 1, kWarps, sizeof(float)> {
 // With edge data: the values of edges follow.
 template <int kDim, int kHeads, int kWarps, int kTerms>
 struct SharedMemoryOfTerms : SharedMemory<kDim, kHeads, kWarps> {
-  TileTermsMemory<kTerms> terms[kWarps];
+  TileTermsMemory<kTerms, kHeads> terms[kWarps];
 };
 // With edge features: their buffers follow.
 template <int kDim, int kHeads, int kWarps, int kTerms>
@@ -195,9 +197,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
                       RowWindow<kIn, kDim, kHeads, kTerms & kValueFeatures ? kFeatures / kTileN : 0>>::Type;
   using Shared = SharedMemory<kWidth, kHeads, kWarps, kBytes>;
   using BlockPartial = Partial<kDim, kHeads>;
-  using Terms = TileTerms<kIn, kTerms>;
-  static_assert(kHeads == 1 || ((kTerms & ~kExpression) == 0 && Terms::Term::kEdgeValues == 0),
-                "head groups take no data of edges");
+  using Terms = TileTerms<kIn, kTerms, kDim, kHeads>;
+  static_assert(kHeads == 1 || (kTerms & ~kExpression) == 0, "head groups take a score term alone");
   static_assert(!kWide || (kTerms & ~kDropout) == 0, "other edge data of float32 inputs are edges/forward.cu's");
   static_assert(kDimWarps == 1 || (kWide && kHeads == 1), "teams share one head of float32");
   static_assert(kWarps % kDimWarps == 0 && kTeams < 16, "whole teams, a named barrier each");
@@ -261,10 +262,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
 
   ring.start();
   for (int i = 0; i < count; ++i) {
+    if constexpr (kTransforms && Rows::kFolded) terms.load_edges();
     ring.wait();
     const u32 stage = ring.stage, record = ring.record;
     if constexpr (kTransforms) {
-      terms.scatter();
+      if constexpr (!Rows::kFolded) terms.scatter_edges();
       terms.advance_columns(record, ring.next_record(), i + 1 < count);
     }
     if constexpr (kHasFeatures<kTerms>) features.prefetch(i, count);
@@ -281,7 +283,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         rows.sum_over_team(score[0], shared_address(partial_scores) + i % 2 * sizeof(partial_scores[0]), 1 + team);
       }
       if constexpr (Rows::kFolded) {
-        if constexpr (kTransforms) terms.apply(score, rows.g, rows.t);
+        if constexpr (kTransforms && Terms::Term::kEdgeValues > 0) {
+          if (batch == 0) {
+            terms.scatter_edges();
+            __syncwarp();  // the other lanes' values
+          }
+        }
+        if constexpr (kTransforms) terms.apply(score, batch, rows.g, rows.t);
 #pragma unroll
         for (int e = 0; e < 8 * Rows::kBatch; ++e) {
           float& x = score[e / 8][e / 4 % 2][e % 4];
@@ -291,7 +299,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize,
         if constexpr (kTerms & kKeyFeatures) features.add_scores(score[0], i, key);
         if constexpr (kTransforms) {
           __syncwarp();  // the other lanes' values
-          terms.apply(score, rows.g, rows.t);
+          terms.apply(score, batch, rows.g, rows.t);
         }
         mask_scores(score[0], record, rows.g, rows.t);
       }

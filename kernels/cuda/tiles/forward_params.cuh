@@ -52,7 +52,7 @@ struct Params {
   const u8* slot_places;       // [nnz]  16 * row + key in the KV tile
   const u16* features;         // [nnz][16]  of each slot; rows aligned to 16 bytes, zero past the last feature
   const uint4* feature_weights;  // [H]  PackedWeights (tile_features.cuh)
-  // Values of edges: one per slot.
+  // Values of edges: [1 or H][num_slots][n], one per slot.
 #include "score/score_term_pointers.cuh"
   DropoutParams dropout;
   i64 query_head_stride;       // elements
@@ -62,6 +62,7 @@ struct Params {
   int key_row_bytes;
   int value_row_bytes;
   int num_rows;
+  int num_slots;
   int num_heads;
   u32 sign_bits;         // sign bits of a word of Q where the scale is negative, else 0: changes the signs in Q
   float product_scale;   // |scale| * log2(e); |scale| with a score term

@@ -8,6 +8,7 @@
 #include "ptx/math.cuh"
 #include "score/score_terms.cuh"
 #include "tiles/sum_splits.cuh"
+#include "tiles/tile_edges.cuh"
 #include "tiles/window_fragments.cuh"
 
 template <Element kIn, int kDim, bool kColumns, int kDimWarps, int kTerms>
@@ -16,12 +17,14 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
   using S = typename Fragments::S;
   using Term = ScoreTerm<kIn, kTerms>;
   static constexpr bool kTransforms = kTerms & kExpression;
+  static constexpr int kEdgeValues = Term::kEdgeValues;
   static constexpr int kValueSums = kColumns ? Term::kColumnSums : Term::kRowSums;
   using Partial = GradientPartial<kDim, kColumns, kDimWarps, kValueSums>;
   using Fragments::g, Fragments::t, Fragments::lane, Fragments::kGrads, Fragments::kWeights;
   static constexpr bool kDrops = kTerms & kDropout;
 
   const BackwardParams& p;
+  TileEdges<kIn, kEdgeValues, 1, kDim <= 64 ? 3 : 2, kDim <= 64, BackwardParams> of_edges;
   float negative_lse[2], delta[2];  // row pass
   LaneValues<kColumns ? Term::kColumnValues : Term::kRowValues> own_values;  // score term
   GatheredValues<kColumns ? Term::kRowValues : Term::kColumnValues> gathered_values;
@@ -29,7 +32,9 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
   i64 seed = 0;
   u32 own_hash[2];  // row pass: `dropout_row`; column pass: the column
 
-  __device__ __forceinline__ GradientWindow(const BackwardParams& p, int lane) : Fragments(lane), p(p) {}
+  // matrices: shared memory of the warp for kEdgeValues.
+  __device__ __forceinline__ GradientWindow(const BackwardParams& p, int lane, float* matrices)
+      : Fragments(lane), p(p), of_edges(p, lane, matrices) {}
 
   // lane_row: own row lane % 16.
   __device__ __forceinline__ void start_dropout(int lane_row) {
@@ -39,15 +44,20 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
     for (int half = 0; half < 2; ++half) own_hash[half] = __shfl_sync(kFullWarp, hash, 8 * half + g);
   }
 
-  // lane_row: own row lane % 16, num_rows and more for none; record: of the first KV tile, if it exists.
-  __device__ __forceinline__ void start_term(int lane_row, u32 record, bool exists) {
+  // lane_row: own row lane % 16, num_rows and more for none; record: of the first of `count` KV tiles, `begin`.
+  __device__ __forceinline__ void start_term(int lane_row, u32 record, int begin, int count) {
     own_values.load(kColumns ? of_columns() : of_rows(), min(lane_row, (kColumns ? p.num_cols : p.num_rows) - 1));
-    gathered_values.start(kColumns ? of_rows() : of_columns(), record, lane, exists);
+    gathered_values.start(kColumns ? of_rows() : of_columns(), record, lane, count > 0);
+    if constexpr (kEdgeValues > 0) of_edges.start(begin, count);
   }
 
   // Loads the values of gathered rows for this iteration, or the next one.
   __device__ __forceinline__ void advance_values(u32 record, u32 next_record, bool exists) {
     gathered_values.advance(kColumns ? of_rows() : of_columns(), record, next_record, lane, exists);
+  }
+  // Loads values of the KV tile's edges, before its copies are complete.
+  __device__ __forceinline__ void load_edges() {
+    if constexpr (kEdgeValues > 0) of_edges.load_others();
   }
   __device__ __forceinline__ ValueSource of_rows() const { return {p.row_values, p.row_value_heads}; }
   __device__ __forceinline__ ValueSource of_columns() const { return {p.column_values, p.column_value_heads}; }
@@ -83,11 +93,22 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
       const u32 key = ld_shared_b32(record + sizeof(int) * (lane % kTileKeys));
       gathered_hash = kColumns ? dropout_row(seed, key, blockIdx.y) : key;
     }
+    if constexpr (kEdgeValues > 0) {
+      of_edges.scatter();
+      __syncwarp();  // the other lanes' values
+    }
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       uint4 stats;  // RowStats of gathered rows 8 * tile + 2t and 8 * tile + 2t + 1
       if constexpr (kColumns) stats = ld_shared_v4_b32(stage + S::kStats + sizeof(RowStats) * (kTileN * tile + 2 * t));
       float prob[2][2], grad[2][2];
+      float2 pairs[2][at_least_one(kEdgeValues)], pair_gradients[2][at_least_one(kEdgeValues)];  // of edge values
+      if constexpr (kEdgeValues > 0) {
+#pragma unroll
+        for (int i = 0; i < 2 * kEdgeValues; ++i) {
+          pairs[i % 2][i / 2] = of_edges.pair(i / 2, 0, pair_place(i % 2, tile, g, t));
+        }
+      }
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         u32 hash = 0;
@@ -100,6 +121,8 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
           Term term;
           if constexpr (kTransforms) {
             term = term_of(half, kTileN * tile + 2 * t + e);
+#pragma unroll
+            for (int i = 0; i < kEdgeValues; ++i) term.values.edge[i] = e ? pairs[half][i].y : pairs[half][i].x;
             x = ex2_approx_ftz(fmaf(term.apply(score[tile][2 * half + e] * p.scale, p), kLog2e, lse));
           } else {
             x = ex2_approx_ftz(fmaf(score[tile][2 * half + e], p.scale_log2e, lse));
@@ -120,6 +143,10 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
               term.template add_column_sums<0>(value_sums[half]);
             } else {
               term.template add_row_sums<0>(value_sums[half]);
+#pragma unroll
+              for (int i = 0; i < kEdgeValues; ++i) {
+                (e ? pair_gradients[half][i].y : pair_gradients[half][i].x) = term.gradients.edge[i];
+              }
             }
           }
         }
@@ -128,9 +155,26 @@ struct GradientWindow : WindowFragments<kIn, kDim, kColumns, kDimWarps> {
       for (int half = 0; half < 2; ++half) {
         Fragments::pack(weight, tile, half, prob[half]);
         Fragments::pack(grad_score, tile, half, grad[half]);
+        if constexpr (kEdgeValues > 0 && !kColumns) {
+#pragma unroll
+          for (int i = 0; i < kEdgeValues; ++i) {
+            of_edges.set_gradients(i, pair_place(half, tile, g, t), pair_gradients[half][i]);
+          }
+        }
       }
     }
     Fragments::mask(weight, grad_score, bits);
+  }
+
+  // Ends a KV tile; `stores`: whether the warp stores the gradients of its edges.
+  __device__ __forceinline__ void advance_edges(bool stores) {
+    if constexpr (kEdgeValues > 0) {
+      if (!kColumns && stores && p.edge_value_gradients) {
+        __syncwarp();  // the other lanes' gradients
+        of_edges.store_gradients();
+      }
+      of_edges.advance();
+    }
   }
 
   // Epilogue of kWarp: gradients to the matrices of a stage.

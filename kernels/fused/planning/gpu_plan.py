@@ -87,6 +87,7 @@ class PlanForm:
         schedules: those of A, then those of A^T; () for a plan without KV tiles.
         part_edges: most edges of a row item; 0 for a plan without row items.
         edge_data: whether it has the index of each edge in the source, and, with KV tiles, slots.
+        column_slots: whether the KV tiles of A^T have slots, too.
     """
 
     shape: tuple[int, int]
@@ -95,6 +96,7 @@ class PlanForm:
     schedules: tuple[ScheduleForm, ...]
     part_edges: int
     edge_data: bool
+    column_slots: bool = False
 
     @cached_property
     def tile_sides(self) -> int:
@@ -104,7 +106,7 @@ class PlanForm:
 
 # 32-bit words of all arrays of a plan, at most: for each edge, row, column, and besides; with schedules of up to four
 # warps a block, and parts of at least 16 edges.
-EDGE_WORDS, ROW_WORDS, COLUMN_WORDS, MORE_WORDS = 11, 38, 24, 2048
+EDGE_WORDS, ROW_WORDS, COLUMN_WORDS, MORE_WORDS = 12, 38, 24, 2048
 
 
 def most_words(num_edges: int, num_rows: int, num_cols: int) -> int:
@@ -112,10 +114,10 @@ def most_words(num_edges: int, num_rows: int, num_cols: int) -> int:
     return EDGE_WORDS * num_edges + ROW_WORDS * num_rows + COLUMN_WORDS * num_cols + MORE_WORDS
 
 
-def _split_memory(memory: torch.Tensor, wide: int, edges: int) -> tuple[torch.Tensor, ...]:
-    """[wide] int64, [edges] uint8, and the rest [...] int32, which begins at a multiple of 16 bytes."""
-    first = (2 * wide + -(-edges // 4) + 3) // 4 * 4
-    places = memory[2 * wide : first].view(torch.uint8)[:edges]
+def _split_memory(memory: torch.Tensor, wide: int, places: int) -> tuple[torch.Tensor, ...]:
+    """[wide] int64, [places] uint8, and the rest [...] int32, which begins at a multiple of 16 bytes."""
+    first = (2 * wide + -(-places // 4) + 3) // 4 * 4
+    places = memory[2 * wide : first].view(torch.uint8)[:places]
     return memory[: 2 * wide].view(torch.int64), places, memory[first:]
 
 
@@ -143,6 +145,8 @@ _SCHEDULE_FIELDS = (
     ("column_tiles", "column_work_items", "column_splits"),
 )
 _ITEM_FIELDS = (("row_items", "row_parts"), ("column_items", "column_parts"))
+_SLOTS = ("tile_slots", "slot_edges", "slot_places")
+_SLOT_FIELDS = (_SLOTS, tuple(f"column_{name}" for name in _SLOTS))
 
 
 def _sides(form: PlanForm) -> list[bool]:
@@ -163,8 +167,8 @@ class GPUPlan:
         work_items: per schedule [num_blocks, warps, 56] int32, struct WorkItem (cuda/tiles/forward_params.cuh).
         num_splits: per schedule, at least the number of splits of all windows.
         row_items, row_parts: per pattern (gpu_row_items.py).
-        slots: the edges of A in KV tile order; None without edge data or without KV tiles. [num_tiles + 3] int32: first
-            slot of each KV tile, nnz after the last; [nnz] int32: edge of each slot, in CSR order; [nnz] uint8:
+        slots: of A, and of A^T if wanted, with edge data: the edges in KV tile order. [num_tiles + 3] int32: first slot
+            of each KV tile, nnz after the last; [nnz] int32: edge of each slot, in CSR order of A; [nnz] uint8:
             16 * row + key in the KV tile.
     """
 
@@ -189,14 +193,15 @@ class GPUPlan:
         sizes += [ITEM_WORDS * count * warps for count, warps in blocks]
         sizes += [4 * count for count in items]
         sizes += [2 * parts] * item_sides
-        wide = places = None
+        wide, places, slot_sides = None, None, min(sides, form.edge_data + form.column_slots)
         if memory is not None:
-            wide, places, memory = _split_memory(memory, GPUCSR.wide_size(shape, form.transposes), edges)
+            wide = GPUCSR.wide_size(shape, form.transposes)
+            wide, places, memory = _split_memory(memory, wide, slot_sides * edges)
         if csr is None:
             sizes += GPUCSR.sizes(edges, form.transposes, form.edge_data)
         sizes += [count + 1 for count in windows]
-        if form.edge_data and sides:
-            sizes += (tiles[0] + 3, edges)
+        for count in tiles[:slot_sides]:
+            sizes += (count + 3, edges)
         memory, addresses = allocate(sizes, device, memory)
         take, view = iter(addresses).__next__, iter(memory.split_with_sizes(sizes)).__next__
         self._kv_tiles = [take() for _ in tiles]
@@ -210,11 +215,11 @@ class GPUPlan:
         self.csr = csr or GPUCSR(device, take, view, shape, edges, form.transposes, form.edge_data, wide)
         self._tile_offset = [take() for _ in windows]
         self.tile_offset = [view() for _ in windows]
-        self._slots = self.slots = None
-        if form.edge_data and sides:
-            places = torch.empty(edges, dtype=torch.uint8, device=device) if places is None else places
-            self._slots = take(), take(), address_of(places)
-            self.slots = view(), view(), places
+        if places is None:
+            places = torch.empty(slot_sides * edges, dtype=torch.uint8, device=device)
+        first_places = places.split(edges)[:slot_sides] if edges else (places,) * slot_sides
+        self._slots = [(take(), take(), address_of(each)) for each in first_places]
+        self.slots = [(view(), view(), each) for each in first_places]
 
     @property
     def numbers(self) -> torch.Tensor:
@@ -225,7 +230,7 @@ class GPUPlan:
         """The kernels of `fill`: arguments of `plan_instances`."""
         ids = (None, None) if self._has_csr else (source.ids.dtype == torch.int64, source.offsets is not None)
         form = self.form
-        return *ids, form.transposes, bool(form.schedules), form.part_edges > 0, self.slots is not None
+        return *ids, form.transposes, bool(form.schedules), form.part_edges > 0, bool(self.slots)
 
     def compile_ahead(self, source: EdgeSource, others: Callable[[], list[KernelInstance]] = list) -> None:
         """Begin to compile the kernels of `fill`, and others beside them; once per process for the same kernels."""
@@ -277,8 +282,8 @@ class GPUPlan:
             found |= {tiles: self.kv_tiles[side], items: self.work_items[which], splits: self.num_splits[which]}
         if form.schedules:
             found |= zip(("tile_offset", "column_tile_offset"), self.tile_offset, strict=False)
-        if self.slots:
-            found |= zip(("tile_slots", "slot_edges", "slot_places"), self.slots, strict=True)
+        for names, slots in zip(_SLOT_FIELDS, self.slots, strict=False):
+            found |= zip(names, slots, strict=True)
         for (items, parts), *arrays in zip(_ITEM_FIELDS, self.row_items, self.row_parts, strict=False):
             found |= zip((items, parts), arrays, strict=True)
         if form.part_edges:
@@ -300,8 +305,8 @@ class GPUPlan:
                 by_warp, split = of[ScheduleNumber.WARP_WINDOWS], of[ScheduleNumber.SPLIT_WINDOWS]
                 rule = of[ScheduleNumber.WARP_TILES : ScheduleNumber.SEGMENT + 1]
                 found["windows"] = by_warp, self._windows[side] - by_warp - split, split, *rule
-        if self.slots:
-            found["tile_slots"] = arrays.tile_slots[: len(found["kv_tiles"]) + 1]
+        for tiles, (tile_slots, *_), _ in zip(("kv_tiles", "column_tiles"), _SLOT_FIELDS, self.slots, strict=False):
+            found[tile_slots] = getattr(arrays, tile_slots)[: len(found[tiles]) + 1]
         for side, (items, parts) in enumerate(_ITEM_FIELDS[: len(self.row_items)]):
             num_parts, num_whole = numbers[PlanNumber.ROW_ITEMS + 2 * side :][:2]
             found[items] = getattr(arrays, items)[: num_parts + num_whole]
@@ -391,12 +396,17 @@ class GPUPlan:
 
     def _slot_launch(self) -> Launch:
         """Launch for the slots."""
-        kernel, num_windows = get_kernel(PLAN_EDGES, self.device.index), self._windows[0]
-        slots = dict(zip(("tile_slots", "slot_edges", "slot_places"), self._slots, strict=True))
-        tiles = {"kv_tiles": self._kv_tiles[0], "tile_offset": self._tile_offset[0]}
-        pointers = kernel.params.pack_pointers({"offsets": self.csr.address_of_offsets[0], **tiles, **slots})
-        scalars = kernel.scalars(num_windows=num_windows, num_rows=self.form.shape[0])
-        return kernel, (blocks_of(num_windows, SLOT_WARPS), 1, 1), SLOT_WARPS * WARP_SIZE, pointers, scalars
+        kernel, windows, csr = get_kernel(PLAN_EDGES, self.device.index), self._windows, self.csr
+        sides = len(self._slots)
+        slots = dict(zip(_SLOTS, zip(*self._slots, strict=True), strict=True))
+        arrays = elements(
+            offsets=csr.address_of_offsets, kv_tiles=self._kv_tiles, tile_offset=self._tile_offset, **slots
+        )
+        pointers = kernel.params.pack_pointers({**arrays, "column_edges": csr.address_of_column_edges})
+        sizes = elements(num_windows=(*windows, 0)[:2], num_rows=self.form.shape)
+        scalars = kernel.scalars(most_edges=self.form.most_edges, **sizes)
+        grid = blocks_of(max(windows[:sides]), SLOT_WARPS), sides, 1
+        return kernel, grid, SLOT_WARPS * WARP_SIZE, pointers, scalars
 
     def _schedule_inputs(self) -> dict[str, int]:
         """Members of struct Params of plan_schedule.cu: ScheduleInputs of each schedule, zeros for unused ones."""

@@ -118,9 +118,12 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
     heads, dim = inputs.num_heads, inputs.head_dim
     given = tuning_for(gpu_limits(device)), size, heads, dim
     calls = [goes_edge_by_edge(*given), goes_edge_by_edge(*given, backward=True) if inputs.backward else False]
+    values_by_edge = True  # in the backward pass
     if inputs.edge_data:
         calls += [goes_edge_by_edge(*given, terms) for terms in (EXPRESSION, VALUE_FEATURES)]
-    if None in calls:
+        if inputs.backward and inputs.dtype != torch.float32 and calls[1] is not True:
+            values_by_edge = goes_edge_by_edge(*given, EXPRESSION, backward=True)
+    if None in (*calls, values_by_edge):
         return None
     by_edge, backward_by_edge, *with_terms = calls
     schedules: tuple[ScheduleForm, ...] = ()
@@ -133,7 +136,8 @@ def form_of(size: GraphSize, device: torch.device, inputs: InputSpec, forward: F
         dtype = product_type(inputs.dtype or torch.float16)
         part_edges = part_edges_for_heads(size.num_edges, device, heads, dim or COMMON_DIM, dtype)
     shape = max(1, size.num_rows), max(1, size.num_cols)
-    return PlanForm(shape, size.num_edges, inputs.backward, schedules, part_edges, inputs.edge_data)
+    of_edges = inputs.edge_data, not values_by_edge
+    return PlanForm(shape, size.num_edges, inputs.backward, schedules, part_edges, *of_edges)
 
 
 def _form_by_edge(size: GraphSize, device: torch.device, inputs: InputSpec, forward: ForwardSchedule) -> PlanForm:

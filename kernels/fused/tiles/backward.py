@@ -21,6 +21,7 @@ from ...runtime.jit import (
 from ...runtime.launch import launch_kernel
 from ...terms.edge_data import BoundEdges
 from ..data import Fused3SData
+from ..edges.slot_order import in_slot_order
 from ..planning.schedule import ScheduleForm
 from ..score_values import (
     SCORE_DEFAULTS,
@@ -130,7 +131,8 @@ def launch_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     query, key, value, grad_output, output = aligned_rows(inputs, row_bytes)
     grad_query, grad_key, grad_value = into or new_gradients(query, key, value)
     row_stats = query.new_empty((num_rows, num_heads, 2), dtype=torch.float32)
-    sizes = data.size.num_rows, data.size.num_cols, num_heads
+    num_slots = 0 if data.slot_edges is None else data.slot_edges.numel()
+    sizes = data.size.num_rows, data.size.num_cols, num_slots, num_heads
     strides = query.stride(), key.stride(), value.stride(), grad_output.stride()
     mask = (0, 1.0) if dropout is None else (dropout.threshold, dropout.rescale)
     tensors = {
@@ -150,6 +152,8 @@ def launch_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     of_values = {}
     if edges is not None and edges.score is not None:
         of_values = new_value_gradients(edges, query, data, wanted)
+        if (of_edges := of_values.get("edge_values")) is not None:  # the kernel writes [H, nnz, n]
+            of_values["edge_values"] = of_edges.view(num_heads, -1, of_edges.shape[2]).transpose(0, 1)
         tensors |= contiguous(edges, *VALUES) | gradient_members(of_values)
     passes = (
         (data.kv_tiles, data.row_work_items, data.row_splits, data.row_ids, grad_query),
@@ -158,6 +162,8 @@ def launch_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     for instance, (kv_tiles, work_items, num_splits, row_ids, gradient) in zip(instances, passes, strict=False):
         if not gradient.numel():
             continue
+        if edges is not None and edges.edge_values is not None:
+            tensors |= _slots(data, edges.edge_values, instance.arguments.columns)
         kernel, warps = planned_kernel(instance, query), instance.arguments.warps
         num_partials = num_splits * num_heads
         launch_kernel(
@@ -178,10 +184,17 @@ def launch_backward(data: Fused3SData, given: BackwardCall) -> Gradients:
     return found._replace(**summed_gradients(edges, of_values)) if of_values else found
 
 
+def _slots(data: Fused3SData, edge_values: torch.Tensor, columns: bool) -> dict[str, torch.Tensor]:
+    """Members of struct Params for values of edges, of one pass."""
+    names = "tile_slots", "slot_edges", "slot_places"
+    found = {name: getattr(data, f"column_{name}" if columns else name) for name in names}
+    return found | {"edge_values": in_slot_order(edge_values, found["slot_edges"], dim=1, of_columns=columns)}
+
+
 @lru_cache(1024)  # a model repeats the same arguments at every call
 def _scalars(
     kernel: Kernel,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, int, int, int],
     gradient_heads: int,
     scale: float,
     itemsize: int,
@@ -191,7 +204,7 @@ def _scalars(
 ) -> bytes:
     """The scalars of struct Params; `mask`: (dropout threshold, factor of kept weights)."""
     return kernel.scalars(
-        **dict(zip(("num_rows", "num_cols", "num_heads"), sizes, strict=True)),
+        **dict(zip(("num_rows", "num_cols", "num_slots", "num_heads"), sizes, strict=True)),
         gradient_heads=gradient_heads,
         scale_log2e=scale * LOG2E,
         scale=scale,

@@ -181,6 +181,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
         return output
     of_edges = {} if edges is None else _edge_tensors(instance.arguments, data, edges, num_heads)
     kernel, num_partials = planned_kernel(instance, query), data.num_splits * num_groups
+    num_slots = 0 if data.slot_edges is None else data.slot_edges.numel()
     strides = query.stride(), key.stride(), value.stride()
     unit = product_unit(torch.float16, instance.arguments.terms)
     launch_kernel(
@@ -199,7 +200,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
             "row_ids": data.row_ids,
             **of_edges,
         },
-        _scalars(kernel, num_rows, num_heads, scale, unit, itemsize, strides, term_scalars(edges)),
+        _scalars(kernel, num_rows, num_slots, num_heads, scale, unit, itemsize, strides, term_scalars(edges)),
         overlaps=True,
     )
     return output
@@ -209,6 +210,7 @@ def launch(instance: KernelInstance, data: Fused3SData, call: Call) -> torch.Ten
 def _scalars(
     kernel: Kernel,
     num_rows: int,
+    num_slots: int,
     num_heads: int,
     scale: float,
     unit: float,
@@ -219,6 +221,7 @@ def _scalars(
     """The scalars of struct Params."""
     return kernel.scalars(
         num_rows=num_rows,
+        num_slots=num_slots,
         num_heads=num_heads,
         sign_bits=(0x80008000 if itemsize == 2 else 0x80000000) if scale < 0 else 0,
         product_scale=max(abs(scale) * unit, LEAST_SCALE),
@@ -233,7 +236,7 @@ def _edge_tensors(
     """Members of struct Params for edge data; queues the packing of feature weights."""
     tensors = contiguous(edges, *VALUES) | {"tile_slots": data.tile_slots, "slot_places": data.slot_places}
     if edges.edge_values is not None:
-        tensors["edge_values"] = in_slot_order(edges.edge_values, data.slot_edges)
+        tensors["edge_values"] = in_slot_order(edges.edge_values, data.slot_edges, dim=1)
     if edges.padded_features is not None:
         # As PackedWeights of cuda/tiles/tile_features.cuh.
         key_words, value_words = 256 * -(-arguments.dim // 32), 128 * -(-arguments.dim // SLICE)

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from float32_precision import matmul_precision
 from gradient_cases import GradientCase, assert_gradients, gradient_case
@@ -29,7 +31,7 @@ from fused3s.graph.reorder.row_order import permute_rows
 from fused3s.runtime.device import GPULimits
 from fused3s.runtime.jit import Element, input_element
 from fused3s.terms.dropout import Dropout
-from fused3s.terms.edge_data import BoundEdges
+from fused3s.terms.edge_data import VALUES, BoundEdges
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu, sizes_alone
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, inputs
 
@@ -59,17 +61,22 @@ def make_case(graph, dim, dtype, variant: Variant, rate=0.0) -> GradientCase:
     return gradient_case(*edges_of(graph), *tensors, variant.scale, dropout)
 
 
-def build(graph, heads, dim, reordered=False):
+def permutation(graph) -> torch.Tensor:
+    return torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
+
+
+def build(graph, heads, dim, reordered=False, edge_data=False):
     """A plan with both passes over KV tiles."""
     pattern, perm, device = csr_pattern(graph), None, torch.device("cpu")
     if reordered:
-        perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
+        perm = permutation(graph)
         pattern = permute_rows(pattern, perm)
-    by_tile = replace(SM90, forward=(), backward=())
+    by_tile = replace(SM90, forward=(), backward=(), backward_with_values=())
     with pytest.MonkeyPatch.context() as patch:
         for module in (fused3s, fused3s_forward, fused3s_backward, fused3s_edges, fused3s_planning):
             patch.setattr(module, "tuning_for", lambda gpu: by_tile)
-        return REGISTRY["fused3s"].build(pattern, device, InputSpec(None, dim, heads, backward=True), perm).arrays
+        inputs = InputSpec(None, dim, heads, backward=True, edge_data=edge_data)
+        return REGISTRY["fused3s"].build(pattern, device, inputs, perm).arrays
 
 
 def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=QKV, edges=None):
@@ -80,7 +87,8 @@ def run(monkeypatch, graph, case: GradientCase, variant: Variant, wanted=QKV, ed
     team = warps_of_team(input_element(case.query.dtype), case.query.shape[2])
     teams = SM90.teams if team == 1 else SM90.few_teams
     with cuda_on_cpu(MODES[variant.mode]) as gpu:
-        data = build(graph, *case.query.shape[1:], variant.reordered)
+        of_edges = edges is not None and edges.edge_values is not None
+        data = build(graph, *case.query.shape[1:], variant.reordered, of_edges)
         data = with_pass_schedules(
             data,
             make_schedule(data.kv_tiles, data.tile_offset, teams, variant.split),
@@ -206,7 +214,6 @@ def test_gradients_of_score_terms_in_every_schedule(monkeypatch, dim):
     for number, name in enumerate(("hub", "repeated", "wide", "empty_rows_and_windows")):
         graph, generator = MULTIGRAPHS[name](), torch.Generator().manual_seed(dim)
         variant = VARIANTS[(number + dim // 40) % len(VARIANTS)]
-        row, col = edges_of(graph)
         (num_rows, num_cols), heads = graph.shape, variant.heads
 
         def values(*shape: int, generator: torch.Generator = generator) -> torch.Tensor:
@@ -219,19 +226,45 @@ def test_gradients_of_score_terms_in_every_schedule(monkeypatch, dim):
             column_values=values(num_cols, heads, 2),
             head_values=values(1, heads, 2),
         )
-        query, key, value = inputs(graph, heads, dim, HALF, variant.strided)
-        names = ("query", "key", "value", "row_values", "column_values", "head_values")
-        given = (query, key, value, edges.row_values, edges.column_values, edges.head_values)
-        leaves = dict(zip(names, (each.double().requires_grad_() for each in given), strict=True))
-        terms = replace(edges, **{each: leaves[each] for each in names[3:]})
-        output, lse = edge_softmax_attention(*(leaves[each] for each in names[:3]), row, col, variant.scale, terms)
-        grad_output = values(*output.shape).half()
-        expected = dict(zip(names, torch.autograd.grad(output, leaves.values(), grad_output.double()), strict=True))
-        output = output.detach().half()
-        case = GradientCase(row, col, query, key, value, grad_output, output, lse.detach().float(), variant.scale)
-        found = run(monkeypatch, graph, case, variant, frozenset(names), edges)
-        for each, wanted in expected.items():
-            got = getattr(found, each)
-            terms_of_sum = num_rows if each == "head_values" else 1
-            error, size = (got.double() - wanted).abs().max(), wanted.abs().max() + terms_of_sum
-            assert error <= 8 * torch.finfo(HALF).eps * size, f"{name}, {variant}, {each}: {error:.2e} of {size:.2e}"
+        tensors = inputs(graph, heads, dim, HALF, variant.strided)
+        grad_output = values(*tensors[0].shape).half()
+        check_term(monkeypatch, graph, variant, tensors, edges, grad_output, None, name)
+
+
+def check_term(monkeypatch, graph, variant, tensors, edges, grad_output, order, label) -> None:
+    """Gradients of q, k, v and the values of `edges`; `order`: the edges of `graph` in the order of the plan."""
+    names = ("query", "key", "value", *(each for each in VALUES if getattr(edges, each) is not None))
+    given = (*tensors, *(getattr(edges, each) for each in names[3:]))
+    leaves = dict(zip(names, (each.double().requires_grad_() for each in given), strict=True))
+    terms, ends = replace(edges, **{each: leaves[each] for each in names[3:]}), edges_of(graph)
+    output, lse = edge_softmax_attention(*(leaves[each] for each in names[:3]), *ends, variant.scale, terms)
+    expected = dict(zip(names, torch.autograd.grad(output, leaves.values(), grad_output.double()), strict=True))
+    output = output.detach().half()
+    case = GradientCase(*ends, *tensors, grad_output, output, lse.detach().float(), variant.scale)
+    if edges.edge_values is not None:
+        expected["edge_values"] = expected["edge_values"][order]
+        edges = replace(edges, edge_values=edges.edge_values[order])
+    found = run(monkeypatch, graph, case, variant, frozenset(names), edges)
+    for each, wanted in expected.items():
+        got = getattr(found, each)
+        terms_of_sum = graph.shape[0] if each == "head_values" else 1
+        error, size = (got.double() - wanted).abs().max(), wanted.abs().max() + terms_of_sum
+        assert error <= 8 * torch.finfo(HALF).eps * size, f"{label}, {variant}, {each}: {error:.2e} of {size:.2e}"
+
+
+@pytest.mark.parametrize("dim", [16, 128, 200])
+def test_gradients_of_values_of_edges_in_every_schedule(monkeypatch, dim):
+    """One value of an edge, for all heads or for each, on KV tiles of one edge up to 256."""
+    for number, name in enumerate(("hub", "wide", "tall", "empty_rows_and_windows", "n_one_past_16", "dense")):
+        graph = sp.csr_array(np.ones((20, 40))) if name == "dense" else GRAPHS[name]()
+        variant, generator = VARIANTS[(number + dim // 100) % len(VARIANTS)], torch.Generator().manual_seed(dim)
+        (row, _), heads = edges_of(graph), variant.heads
+        per_head = number % 3 > 0
+        values = torch.randn((len(row), heads if per_head else 1, 1), generator=generator).half()
+        edges = BoundEdges(score="clamp(s + edge0, -number0, number0)", score_numbers=(2.0,), edge_values=values)
+        order = torch.arange(len(row))
+        if variant.reordered:
+            order = torch.sort(permutation(graph).long().argsort()[row], stable=True).indices
+        tensors = inputs(graph, heads, dim, HALF, variant.strided)
+        grad_output = torch.randn(tensors[0].shape, generator=generator).half()
+        check_term(monkeypatch, graph, variant, tensors, edges, grad_output, order, f"{name}, per head: {per_head}")

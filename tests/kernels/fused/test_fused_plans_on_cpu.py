@@ -39,6 +39,7 @@ CHOICE_GRAPHS = {
     "8 edges a row, 16 a tile": lambda: _scattered(8),
     "32 edges a tile": lambda: _filled_tiles(32),
     "40 edges a tile": lambda: _filled_tiles(40),
+    "60 edges a tile": lambda: _filled_tiles(60),
     "256 edges a tile": EDGE_CASES["dense"],
 }
 
@@ -105,7 +106,7 @@ def test_choice_of_the_kernel_without_edge_data(monkeypatch, name, by_edge, by_t
     [
         ("256 edges a tile", "bias", 1, 128, "fused3s<Element::kHalf, Element::kHalf, 128, 1, 4, 16, 1>"),
         ("256 edges a tile", "clamp", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 16, 1>"),
-        ("256 edges a tile", "multiplier_per_head", 4, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 1, 4, 16, 1>"),
+        ("256 edges a tile", "multiplier_per_head", 4, 16, "fused3s<Element::kHalf, Element::kHalf, 16, 4, 4, 16, 1>"),
         ("256 edges a tile", "types", 1, 128, "fused3s_edges<Element::kHalf, Element::kHalf, 128, 1, 1>"),
         ("2 edges a row, 16 a tile", "key_features", 1, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 2, 1>"),
         ("256 edges a tile", "features", 2, 64, "fused3s<Element::kHalf, Element::kHalf, 64, 1, 4, 6, 1>"),
@@ -125,6 +126,32 @@ def test_choice_of_the_kernel_with_edge_data(monkeypatch, name, kind, heads, dim
     with cuda_on_cpu() as gpu:
         plan = planned(graph, heads, dim, edge_data=True)
         assert launched_by(monkeypatch, gpu, plan, inputs(graph, heads, dim, HALF), edges=edges) == instance
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "dim", "by_tile"),
+    [
+        ("8 edges a row, 16 a tile", 1, 64, False),
+        ("40 edges a tile", 1, 64, False),
+        ("60 edges a tile", 1, 64, True),
+        ("60 edges a tile", 4, 16, False),
+        ("256 edges a tile", 4, 16, True),
+    ],
+)
+def test_choice_of_the_backward_kernel_with_values_of_edges(monkeypatch, name, heads, dim, by_tile):
+    """A second value takes the other kernel."""
+    graph = CHOICE_GRAPHS[name]()
+    bias, factor = torch.zeros(graph.nnz, dtype=HALF), torch.ones(graph.nnz, dtype=HALF)
+    with cuda_on_cpu() as gpu:
+        plan = planned(graph, heads, dim, edge_data=True, backward=True)
+        assert (plan.data.arrays.column_slot_edges is not None) == by_tile, "arrays that no call reads"
+        for edges, tiles in ((EdgeData(bias=bias), by_tile), (EdgeData(bias=bias, multiplier=factor), False)):
+            query, key, value = (each.requires_grad_() for each in inputs(graph, heads, dim, HALF))
+            with poisoned_buffers(monkeypatch):
+                output, before = plan(query, key, value, edges=edges), len(gpu.launched)
+                output.sum().backward()
+            kernels = {launched.partition("<")[0] for launched in gpu.launched[before:]}
+            assert kernels == ({"fused3s_backward"} if tiles else {"gradients_over_rows", "gradients_over_columns"})
 
 
 @pytest.mark.parametrize(("heads", "dim", "group"), [(8, 8, 8), (4, 16, 4), (5, 10, 3), (2, 32, 2), (3, 24, 2)])

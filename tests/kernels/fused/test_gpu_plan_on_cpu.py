@@ -210,10 +210,10 @@ def test_the_memory_of_a_plan_has_a_bound_that_is_linear():
     schedules = tuple(ScheduleForm(1, 4, 132 * 16, of_transpose) for of_transpose in (False, False, True))
     for _ in range(300):
         edges, rows, columns = (int(10 ** generator.uniform(0, 5)) for _ in range(3))
-        form = PlanForm((rows, columns), edges, True, schedules, 16, edge_data=True)
+        form = PlanForm((rows, columns), edges, True, schedules, 16, edge_data=True, column_slots=True)
         memory = torch.zeros(most_words(edges, rows, columns), dtype=torch.int32)
         plan = GPUPlan(form, CPU, memory=memory)
-        csr, (tile_slots, slot_edges, places) = plan.csr, plan.slots
+        csr = plan.csr
         arrays = [*plan.kv_tiles, *plan.work_items, *plan.row_items, *plan.row_parts, *plan.tile_offset, *csr.offsets]
         arrays += [
             csr.indices,
@@ -221,9 +221,7 @@ def test_the_memory_of_a_plan_has_a_bound_that_is_linear():
             csr.column_indices,
             csr.column_edges,
             csr.numbers,
-            tile_slots,
-            slot_edges,
-            places,
+            *(each for side in plan.slots for each in side),
         ]
         assert not any(each.data_ptr() % 16 for each in (*plan.kv_tiles, *plan.work_items, *plan.row_items))
         for each in arrays:

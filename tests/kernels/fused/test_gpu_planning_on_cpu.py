@@ -224,6 +224,7 @@ def _choice_of(arrays):
 def _assert_used(made, expected, num_edges, label):
     """Arrays with an entry for each edge have room behind them, and no other array has."""
     of_edges = {"indices", "slot_edges", "slot_places", "column_rows", "column_edges"}
+    of_edges |= {"column_slot_edges", "column_slot_places"}
     for field in fields(expected):
         got, wanted, at = getattr(made, field.name), getattr(expected, field.name), f"{label}: {field.name}"
         if isinstance(wanted, torch.Tensor):

@@ -63,3 +63,12 @@ def test_inference_tensors_have_no_version(gpu):
     with torch.inference_mode():
         values = rows()
         assert in_slot_order(values, SLOTS) is not in_slot_order(values, SLOTS)
+
+
+def test_both_passes_keep_a_result_with_one_head_after_the_other(gpu):
+    values, slots = rows().view(3, 2, 1), {False: SLOTS, True: SLOTS.flip(0)}
+    found = {side: in_slot_order(values, slots[side], dim=1, of_columns=side) for side in slots}
+    for side, result in found.items():
+        assert torch.equal(result, torch.stack([values[slots[side].long(), head] for head in range(2)]))
+        assert result.is_contiguous()
+        assert in_slot_order(values, slots[side], dim=1, of_columns=side) is result

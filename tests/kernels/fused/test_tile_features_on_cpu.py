@@ -1,5 +1,6 @@
 """Low-rank edge features and dropout in cuda/tiles/forward.cu on the CPU (tests/cuda_shim), against dense float64."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,9 @@ from edge_cases import EDGE_LISTS, FORMS, EdgeList, assert_edge_attention, edge_
 from poison import poisoned_buffers
 
 from fused3s import Dropout, EdgeData, plan_attention
+from fused3s.fused import backend as fused3s
+from fused3s.fused.planning import plan as fused3s_planning
+from fused3s.fused.tuning import SM90
 from fused3s.runtime.source import CUDA_FOLDER
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
@@ -26,9 +30,11 @@ def run(
     scale=0.4,
     num_sms=2,
     folder=CUDA_FOLDER,
+    instance="",
     **arguments,
 ):
-    """Output of a call that takes the kernel with tiles, on a GPU of `num_sms`: many split windows."""
+    """Output of a call that takes the kernel with tiles, whose name ends with `instance`, on a GPU of `num_sms`: many
+    split windows."""
     heads, dim = tensors[0].shape[1:]
     made, order = FORMS["scipy_coo"](graph)
     with cuda_on_cpu(MODES[mode], num_sms=num_sms, folder=folder) as gpu:
@@ -38,7 +44,7 @@ def run(
         )  # fmt: skip
         with poisoned_buffers(monkeypatch):
             output = plan(*tensors, scale=scale, edges=in_order(edges, order), **arguments)
-        assert gpu.launched[-1].startswith("fused3s<"), gpu.launched
+        assert re.fullmatch(f"fused3s<.*{instance}", gpu.launched[-1]), gpu.launched
     return output
 
 
@@ -69,6 +75,22 @@ def test_features(monkeypatch, kind, dim, dtype, mode, reorder, num_sms):
         edges = edge_inputs(kind, graph.num_edges, 1, dim, dtype)
         output = run(monkeypatch, graph, tensors, edges, mode, reorder, num_sms=num_sms)
         assert_edge_attention(output, graph, tensors, edges, 0.4, f"{name}, {kind}")
+
+
+@pytest.mark.parametrize(("heads", "dim", "group"), [(4, 16, 4), (5, 10, 3), (8, 8, 8), (2, 32, 2)])
+def test_values_of_edges_of_a_group_of_heads(monkeypatch, heads, dim, group):
+    """A value for all heads, or for each; the last group of 5 heads has an idle one."""
+    tuning = replace(SM90, with_terms=())  # else sparse graphs go edge by edge
+    for module in (fused3s, fused3s_planning):
+        monkeypatch.setattr(module, "tuning_for", lambda gpu: tuning)
+    graphs = {name: EDGE_LISTS[name]() for name in SPARSE} | {f"density {d}": g for d, g in DENSE.items()}
+    for number, (name, graph) in enumerate(graphs.items()):
+        tensors = qkv(graph.shape, heads, dim, HALF)
+        for kind in ("bias", "multiplier_per_head", "bias_minus_infinity")[number % 2 :]:
+            edges = edge_inputs(kind, graph.num_edges, heads, dim, HALF)
+            mode, reorder = ("late", "random", "early")[number % 3], ("none", "communities")[number % 2]
+            output = run(monkeypatch, graph, tensors, edges, mode, reorder, instance=f"{dim}, {group}, 4, 16, 1>")
+            assert_edge_attention(output, graph, tensors, edges, 0.4, f"{name}, {kind}")
 
 
 def test_features_of_many_columns_on_sm_120(monkeypatch, tmp_path):

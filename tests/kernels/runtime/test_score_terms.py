@@ -21,6 +21,7 @@ EXPRESSIONS = (
     "s + column0",
     "number0 * tanh((s + edge0 * head0) / number0)",
 )
+BIAS = "s + edge0"
 
 
 def instances(score: str) -> list[KernelInstance]:
@@ -30,13 +31,18 @@ def instances(score: str) -> list[KernelInstance]:
         found += edge_backward_instances(dtype, dtype, dim, heads, EXPRESSION, score)
     if "s" in score.split("(")[0].split():
         found += [fused_instance(Element.HALF, HALF, dim, 4, terms=EXPRESSION, score=score) for dim in (64, 128)]
-    if "s" in score.split("(")[0].split() and "edge" not in score:
+    if score == BIAS:
+        shapes = (4, 16), (3, 10), (8, 6), (2, 32)
+        found += [fused_instance(Element.HALF, HALF, dim, 4, heads, EXPRESSION, score=score) for heads, dim in shapes]
+    if "s" in score.split("(")[0].split():
         shapes = [(dim, columns) for dim in (64, 128, 256) for columns in (False, True)]
         found += [backward_instance(Element.HALF, dim, columns, 2, EXPRESSION, score) for dim, columns in shapes]
     return found
 
 
-@pytest.mark.parametrize(("score", "arch"), [*zip(EXPRESSIONS * 2, ARCHS, strict=True)])
+@pytest.mark.parametrize(
+    ("score", "arch"), [*zip(EXPRESSIONS * 2, ARCHS, strict=True), *((BIAS, arch) for arch in ARCHS[::2])]
+)
 def test_expressions_compile_without_spills(score, arch):
     def spill_bytes(instance):
         # The column pass of 128 columns a warp has all 255 registers without a term.

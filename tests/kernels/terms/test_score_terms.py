@@ -11,6 +11,9 @@ from poison import poisoned_buffers
 from tolerance import FLOOR
 
 from fused3s import Dropout, EdgeData, ScoreTerm, plan_attention
+from fused3s.fused import backend as fused3s
+from fused3s.fused.planning import plan as fused3s_planning
+from fused3s.fused.tuning import SM90
 from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,6 +42,9 @@ def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device
         case "distance":
             edge, head = {"d": values(graph.num_edges, of=dtype)}, {"slope": values(heads)}
             return EdgeData(score=ScoreTerm("s - slope * d", edge=edge, head=head))
+        case "capped bias":  # the one value of an edge that both passes over KV tiles take
+            bias = values(graph.num_edges, heads, of=dtype)
+            return EdgeData(bias=bias, score=ScoreTerm("cap * tanh(s / cap)", cap=0.7))
         case "positions":
             row = {"x": values(num_rows), "y": values(num_rows)}
             col = {"u": values(num_cols), "v": values(num_cols)}
@@ -78,6 +84,7 @@ def make_term(kind: str, graph, heads: int, dim: int, dtype: torch.dtype, device
 
 KINDS = (
     *("weight of the key", "GAT", "soft cap", "distance", "positions", "with all edge data", "hidden edges"),
+    "capped bias",
     *("kinks", "additive", "additive alone", "GAT with values of edges", "additive with a bias"),
 )
 # Heads, dimensions, type: a lane and several lanes a head, narrow heads that go edge by edge, one of the KV tiles.
@@ -121,6 +128,10 @@ def gradients(backend: str, made, data: EdgeData, tensors, grad, dtype, rate: fl
 @pytest.mark.parametrize(("heads", "dim", "dtype"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_match_float64(monkeypatch, kind, heads, dim, dtype):
+    if kind == "capped bias":  # else sparse graphs go edge by edge
+        by_tile = replace(SM90, with_terms=(), backward=(), backward_with_values=())
+        for module in (fused3s, fused3s_planning):
+            monkeypatch.setattr(module, "tuning_for", lambda gpu: by_tile)
     for number, name in enumerate(GRAPHS):
         graph = EDGE_LISTS[name]()
         with cuda_on_cpu(MODES[("late", "random", "early")[number % 3]]):
