@@ -4,10 +4,12 @@ float32: plain torch in float32 is the yardstick. 16 bits: two roundings of the 
 """
 
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from devices import kernels_of
 from edge_cases import RANK, EdgeList, bound_edges, qkv
 from plan_oracle import data_by_edge
 from poison import poisoned_buffers
@@ -19,7 +21,7 @@ from fused3s.fused.edges.backward import launch_edge_backward
 from fused3s.fused.edges.forward import launch_edge_kernel
 from fused3s.terms.dropout import Dropout, kept_edges
 from fused3s.terms.edge_data import BoundEdges, transform_scores
-from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
+from fused3s.torch_side.tensor_record import map_tensors
 
 FACTOR = 4  # of the error of the worst row of plain torch in float32
 EPS = torch.finfo(torch.float32).eps
@@ -160,17 +162,24 @@ class EdgeCall:
         )
 
     def run(
-        self, monkeypatch: pytest.MonkeyPatch, mode: str = "late", wanted: set[str] | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        mode: str = "late",
+        wanted: set[str] | None = None,
+        device: str = "cpu",
+        shim: AbstractContextManager | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Gradients]:
-        """Output and log-sum-exp of the forward kernel, and the gradients that the backward kernels make of them."""
-        query, key, value = (self.tensors[name] for name in ROWS)
-        wanted = frozenset(self.leaves() if wanted is None else wanted)
-        with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
+        """Output and log-sum-exp of the forward kernel, and the gradients that the backward kernels make of them, on the
+        CPU. `shim`: in place of `kernels_of`."""
+        query, key, value, grad_output = (self.tensors[name].to(device) for name in (*ROWS, "grad_output"))
+        edges = self.edges.with_tensors([None if each is None else each.to(device) for each in self.edges.tensors()])
+        data, wanted = map_tensors(self.data, lambda each: each.to(device)), frozenset(wanted or self.leaves())
+        with shim or kernels_of(device, mode), poisoned_buffers(monkeypatch):
             lse = torch.empty(tuple(query.shape[:2]), dtype=torch.float32, device=query.device)
-            call = Call(query, key, value, self.scale, self.out_dtype, lse, self.edges)
-            output = launch_edge_kernel(self.data, call)
-            gradients = launch_edge_backward(self.data, BackwardCall(call, output, self.tensors["grad_output"], wanted))
-        return output, lse, gradients
+            call = Call(query, key, value, self.scale, self.out_dtype, lse, edges)
+            output = launch_edge_kernel(data, call)
+            gradients = launch_edge_backward(data, BackwardCall(call, output, grad_output, wanted))
+        return output.cpu(), lse.cpu(), Gradients(*(None if each is None else each.cpu() for each in gradients))
 
     def leaves(self, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
         """The inputs that have a gradient, by the names of `Gradients`."""
@@ -254,3 +263,9 @@ class EdgeCall:
                 changed = 0.0 if change is None else change.nan_to_num().norm(dim=-1).max()
                 allowed = 2 * torch.finfo(dtype).eps * size + 2 * changed + FLOOR
                 assert error <= allowed, f"{label}: {name} is off by {error:.2e}, allowed {allowed:.2e}"
+
+
+def assert_same_bits(found, expected, label: str = "") -> None:
+    """Output, log-sum-exp and gradients of two runs."""
+    for left, right in zip((*found[:2], *found[2]), (*expected[:2], *expected[2]), strict=True):
+        assert left is right is None or torch.equal(left, right), label

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from edge_calls import ROWS, EdgeCall
+from edge_calls import ROWS, EdgeCall, assert_same_bits
 from edge_cases import EDGE_LISTS, KINDS
 
 from fused3s.backends.base import Gradients
@@ -62,12 +62,6 @@ def test_gradients_match_float64(monkeypatch, case):
                 shape = (EDGE_LISTS[name](), heads, dim, dtype)
                 call = EdgeCall.make(*shape, kind, rate, part_edges, reordered, scale, out_dtype)
                 call.check(call.run(monkeypatch, mode), f"{name}, {kind}, parts of {part_edges} edges")
-
-
-def assert_same_bits(found, expected, label=""):
-    """Output, log-sum-exp and gradients of two runs."""
-    for left, right in zip((*found[:2], *found[2]), (*expected[:2], *expected[2]), strict=True):
-        assert left is right is None or torch.equal(left, right), label
 
 
 @both_types

@@ -97,20 +97,20 @@ def test_gradients_are_those_of_dense_attention(backend, kind):
 @pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("backend", ["reference", "formula"])
 def test_the_log_sum_exp_has_a_gradient(backend, sizes):
-    graph = EDGE_LISTS["hub"]()
-    plan = planned(FORMS["torch_coo"](graph)[0], sizes, backend)
-    leaves, _ = leaves_of(shaped(graph.shape, sizes), EdgeData())
-    (output, lse), (wanted, wanted_lse) = (
-        plan(*leaves, scale=SCALE, return_lse=True),
-        shaped_attention(graph, *leaves, EdgeData(), SCALE),
-    )
-    factors = torch.randn_like(wanted_lse)
-    found, expected = (
-        torch.autograd.grad((each * factors).sum() + out.sum(), leaves)
-        for each, out in ((lse, output), (wanted_lse, wanted))
-    )
-    for left, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)  # the log-sum-exp is float32
+    for name in ("hub", "repeated", "wide", "tall", "one_node_self_loop"):
+        graph = EDGE_LISTS[name]()
+        plan = planned(FORMS["torch_coo"](graph)[0], sizes, backend)
+        leaves, _ = leaves_of(shaped(graph.shape, sizes), EdgeData())
+        results = plan(*leaves, scale=SCALE, return_lse=True), shaped_attention(graph, *leaves, EdgeData(), SCALE)
+        factors = [torch.randn_like(each) for each in results[1]]
+        found, expected = (
+            torch.autograd.grad(sum((x * y).sum() for x, y in zip(of, factors, strict=True)), leaves, retain_graph=True)
+            for of in results
+        )
+        for left, right in zip(found, expected, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)  # the log-sum-exp is float32
+        alone = torch.autograd.grad(results[0][1].sum(), leaves, allow_unused=True)
+        assert alone[2] is None or not alone[2].any(), "the log-sum-exp does not depend on v"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
