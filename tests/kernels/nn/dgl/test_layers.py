@@ -13,7 +13,7 @@ import fused3s.nn.dgl
 from data.dgl import import_dgl
 
 dgl = import_dgl()
-pytestmark = pytest.mark.usefixtures("formula", "one_thread")
+pytestmark = pytest.mark.usefixtures("formula")
 KINDS = "GATConv", "GATv2Conv", "AGNNConv"
 IN, OUT, HEADS = 12, 4, 3
 
