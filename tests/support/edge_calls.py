@@ -169,8 +169,8 @@ class EdgeCall:
         device: str = "cpu",
         shim: AbstractContextManager | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Gradients]:
-        """Output and log-sum-exp of the forward kernel, and the gradients that the backward kernels make of them, on the
-        CPU. `shim`: in place of `kernels_of`."""
+        """Output and log-sum-exp of the forward kernel, and the gradients that the backward kernels make of them.
+        `shim`: in place of `kernels_of`."""
         query, key, value, grad_output = (self.tensors[name].to(device) for name in (*ROWS, "grad_output"))
         edges = self.edges.with_tensors([None if each is None else each.to(device) for each in self.edges.tensors()])
         data, wanted = map_tensors(self.data, lambda each: each.to(device)), frozenset(wanted or self.leaves())

@@ -1,5 +1,6 @@
-"""Features of more than 16 columns, on the CPU (tests/cuda_shim) and on a GPU: cuda/features/wide_features.cu around both
-passes of the edge-by-edge kernels, against float64; hubs of many parts, streams, CUDA graphs."""
+"""Features of more than 16 columns, on the CPU (tests/cuda_shim) and on a GPU: both passes of the
+edge-by-edge kernels with cuda/features/wide_features.cu against float64; hubs of
+many parts, streams, CUDA graphs."""
 
 from contextlib import nullcontext
 from dataclasses import replace
