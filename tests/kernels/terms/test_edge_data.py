@@ -47,26 +47,15 @@ def planned(backend: str, graph, **options) -> AttentionPlan:
     return plan_attention(graph, backend=backend, device="cpu", edge_data=True, **options)
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(1, 16), (3, 5)])
 @pytest.mark.parametrize("name", EDGE_LISTS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_graph_and_kind_agrees_with_dense_attention(backend, name, heads, dim):
-    made, order = FORMS["dgl"](EDGE_LISTS[name]())
-    plan = planned(backend, made)
-    for kind in KINDS:
-        _, tensors, inputs, expected, _ = case(name, kind, heads, dim)
-        output = plan(*tensors, scale=SCALE, edges=in_order(inputs, order))
-        close(output, expected, msg=lambda text, kind=kind: f"{kind}: {text}")
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_form_of_a_graph_keeps_its_edges(backend, form):
-    for name in ("repeated", "tall"):
-        graph, tensors, inputs, expected, _ = case(name, "all", 2, 5)
-        made, order = FORMS[form](graph)
+def test_every_graph_in_every_form_keeps_its_edges(backend, name):
+    """Every kind of edge data: torch_side/test_call_shapes.py."""
+    graph, tensors, inputs, expected, _ = case(name, "all", 3, 5)
+    for form, make in FORMS.items():
+        made, order = make(graph)
         output = planned(backend, made)(*tensors, scale=SCALE, edges=in_order(inputs, order))
-        close(output, expected)
+        close(output, expected, msg=lambda text, form=form: f"{form}: {text}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
