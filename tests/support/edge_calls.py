@@ -234,7 +234,7 @@ class EdgeCall:
         empty = torch.ones(len(output), dtype=torch.bool).index_fill_(0, self.row, False)
         assert (output[empty] == 0).all(), f"{label}: a row without an edge"
         if self.tensors["query"].dtype != torch.float32:
-            return self._check_16_bits(output, gradients, label)
+            return self._check_16_bits(output, lse, gradients, label)
         expected, plain = self.plain(torch.float64), self.plain(torch.float32)
         largest_score, sizes = self.sizes()
         of_weight = (2 + largest_score / 8) * EPS  # relative error of exp(score)
@@ -245,15 +245,19 @@ class EdgeCall:
             assert_float32(got, gradient, yardstick, 2 * of_weight * sizes[name], f"{label}: gradient of {name}")
         return None
 
-    def _check_16_bits(self, output: torch.Tensor, gradients: Gradients, label: str) -> None:
-        """No row is off by more than two units in the last place of the largest, and what the rounding of O changes:
-        delta, and ds by p times that, as the gradient of lse does."""
+    def _check_16_bits(self, output: torch.Tensor, lse: torch.Tensor, gradients: Gradients, label: str) -> None:
+        """No row is off by more than two units in the last place of the largest; of gradients also by what the rounding
+        of O changes: delta, and ds by p times that, as the gradient of lse does."""
         leaves, grad, dtype = self.leaves(), self.tensors["grad_output"].double(), self.tensors["query"].dtype
         terms = replace(self.edges, **{name: leaf for name, leaf in leaves.items() if name not in ROWS})
-        exact, lse = plain_attention(*(leaves[name] for name in ROWS), self.row, self.col, self.scale, terms)
+        exact, exact_lse = plain_attention(*(leaves[name] for name in ROWS), self.row, self.col, self.scale, terms)
+        torch.testing.assert_close(lse.double(), exact_lse.detach(), rtol=1e-5, atol=1e-4, msg=f"{label}: lse")
+        if exact.numel():
+            error, size = (each.detach().norm(dim=-1).max() for each in (output - exact, exact))
+            assert error <= 2 * torch.finfo(dtype).eps * size + FLOOR, f"{label}: output is off by {error:.2e}"
         expected = torch.autograd.grad(exact, leaves.values(), grad, retain_graph=True)
         delta_error = (grad * (output - exact.detach())).sum(-1)
-        changes = torch.autograd.grad(lse, leaves.values(), delta_error, allow_unused=True)
+        changes = torch.autograd.grad(exact_lse, leaves.values(), delta_error, allow_unused=True)
         for name, right, change in zip(leaves, expected, changes, strict=True):
             got = getattr(gradients, name)
             assert (got.dtype, got.shape) == (dtype, right.shape), f"{label}: {name}"

@@ -58,7 +58,7 @@ def trained(layer, x, edges, *attr, **options):
     ends = [each.detach().clone().requires_grad_() for each in (x if pairs else (x,))]
     attr = [each.detach().clone().requires_grad_(each.is_floating_point()) for each in attr]
     out = layer(tuple(ends) if pairs else ends[0], edges, *attr, **options)
-    out.square().sum().backward()
+    out.double().square().sum().backward()
     leaves = {f"x{i}": each for i, each in enumerate(ends)} | {f"edge_attr{i}": each for i, each in enumerate(attr)}
     return {"out": out.detach()} | {n: each.grad for n, each in (leaves | dict(layer.named_parameters())).items()}
 
