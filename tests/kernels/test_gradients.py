@@ -318,6 +318,7 @@ class TestDropout:
         assert sums.abs().max() < 7 * num_cols**0.5
         assert abs(sums.square().mean() / num_cols - 1) < 0.01
         assert signs.sum().abs() < 7 * signs.numel() ** 0.5
+        assert kept_edges(Dropout(0.1, torch.tensor([3])), row, col, 2).float().mean() == pytest.approx(0.9, abs=0.01)
 
     def test_a_backend_without_dropout_is_named(self):
         graph, tensors, _ = whole_case()
