@@ -133,8 +133,8 @@ ON_BOTH += [pytest.param(torch.device("cuda", 0), conv, marks=pytest.mark.gpu, i
 @pytest.mark.parametrize("loss_of", [of_graphs, of_targets])
 @pytest.mark.parametrize(("device", "conv"), ON_BOTH)
 def test_padded_batches_train_as_they_are(caplog, device, conv, loss_of):
-    """Batches of other sizes than the samples; the last one on the CPU has fewer graphs, the first one no room. On a GPU
-    20 batches of changing size, of which the 10th does not fit."""
+    """Batches of other sizes than the samples; on the CPU the last one has fewer graphs, the first one no room. On a
+    GPU 20 batches of changing size, of which the 10th does not fit."""
     dtype, options, exact, of_weights = torch.float64, {}, {"rel": 1e-9}, {"rtol": 1e-8, "atol": 1e-10}
     batches = [in_double(molecules(seed, count)) for seed, count in enumerate((9, 3, 4, 2, 1))]
     samples = [batches[3], batches[1]]

@@ -99,7 +99,8 @@ def check(planned):
 
 @pytest.mark.parametrize("name", LISTS)
 def test_a_plan_of_an_edge_list_has_the_bits_of_the_oracles(planned, name):
-    for key, mode in (("narrow_backward", "late"), ("edge_data_backward", "random")):  # the latter with the former's
+    large = LISTS[name]().num_edges > 3000 or "wider" in name
+    for key, mode in (("edge_data_backward", "random"), ("narrow_backward", "late"))[: 2 - large]:
         planned(LISTS[name](), INPUTS[key], f"{name}, {key}", mode=mode)
 
 
@@ -156,7 +157,7 @@ def test_each_way_of_a_window(check, name):
 
 # Copies of the edges of a row, in three rows: of a window for a warp, for a block, and of more keys than it can sort.
 COPIES = {"warp": [[90, 3, 41, 1], [2, 2, 2], [200]], "block": [[700, 1, 650, 3] * 2, [1] * 40 + [300], [5, 4]]}
-COPIES["large"] = [[1500, 1499, 7, 1, 1], [1, 600, 2], [32] * 20]
+COPIES["large"] = [[1500, 1499, 7, 1, 1], [1, 600, 2], [25] * 20]
 
 
 @pytest.mark.parametrize("name", COPIES)

@@ -89,8 +89,11 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["scatter", "formula"])
-@pytest.mark.parametrize("change", CHANGES)
+# The backend with a backward pass of its own, for which layers join their projections; another one for two changes.
+WITH_BACKENDS = [(change, "formula") for change in CHANGES] + [("forward", "scatter"), ("adapter", "scatter")]
+
+
+@pytest.mark.parametrize(("change", "backend"), WITH_BACKENDS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_they_count_as_in_pyg(name, change, backend):
     (options, modules), kind = LAYERS[name], name.split()[0]
@@ -134,9 +137,8 @@ def test_bound_edges_cannot_pass_through_a_hook():
         layer(torch.randn(N, 4), plan, bound)
 
 
-@pytest.mark.parametrize("backend", ["scatter", "formula"])
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "out_proj"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "backend"), WITH_BACKENDS)
 def test_sparse_mha_counts_them(change, name, backend):
     """By the layer's formula, written with its modules."""
     torch.manual_seed(3)
