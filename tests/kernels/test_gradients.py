@@ -11,12 +11,8 @@ import torch
 from edge_cases import (
     EDGE_LISTS,
     FORMS,
-    KINDS,
-    EdgeList,
     dense_edge_attention,
     edge_inputs,
-    expected_attention,
-    in_order,
     map_tensors,
     qkv,
 )
@@ -41,31 +37,8 @@ def planned(backend: str, graph: Any, **options: Any) -> AttentionPlan:
     return plan_attention(graph, backend=backend, device="cpu", **({"edge_data": True, "backward": True} | options))
 
 
-def leaves_of(
-    shape: tuple[int, int], data: EdgeData, heads: int, device: str = "cpu", dtype: torch.dtype = DOUBLE
-) -> tuple[list[torch.Tensor], EdgeData]:
-    """q, k, v, and edge data and weights, all float tensors of which require a gradient."""
-
-    def leaf(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.to(device, copy=True)
-        return tensor.to(dtype).requires_grad_() if tensor.is_floating_point() else tensor
-
-    return [leaf(tensor) for tensor in qkv(shape, heads, 5, DOUBLE)], map_tensors(data, leaf)
-
-
 def float_tensors(data: EdgeData) -> list[torch.Tensor]:
     return [each for each in vars(data).values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
-
-
-def gradients_of(function, graph: EdgeList, data: EdgeData, heads: int = 2, **made: Any) -> list[torch.Tensor]:
-    """Gradients of a fixed random sum of the output by q, k, v, edge data and weights; `made`: of `leaves_of`."""
-    tensors, data = leaves_of(graph.shape, data, heads, **made)
-    output = function(*tensors, data)
-    factors = torch.randn(output.shape, generator=torch.Generator().manual_seed(5)).to(output)
-    leaves = [*tensors, *float_tensors(data)]
-    found = torch.autograd.grad((output * factors).sum(), leaves, allow_unused=True)
-    # Dense attention gives no gradient to what no edge reads.
-    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "sdpa_padded"])
@@ -98,10 +71,9 @@ def whole_case(dtype: torch.dtype = DOUBLE) -> tuple[Any, list[torch.Tensor], Ed
     graph = EDGE_LISTS["repeated"]()
     made, order = FORMS["scipy_coo"](graph)
     assert torch.equal(order, torch.arange(graph.num_edges))
-    tensors, data = leaves_of(graph.shape, edge_inputs("all", graph.num_edges, 2, 5, DOUBLE), 2)
-    if dtype != DOUBLE:
-        tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
-    return made, tensors, data
+    data = edge_inputs("all", graph.num_edges, 2, 5, DOUBLE)
+    data = map_tensors(data, lambda each: each.requires_grad_() if each.is_floating_point() else each)
+    return made, [each.to(dtype).requires_grad_() for each in qkv(graph.shape, 2, 5, DOUBLE)], data
 
 
 def test_only_the_gradients_that_are_needed_are_computed(formula):
@@ -326,46 +298,6 @@ class TestDropout:
             ValueError, match=r"dropout: got 0.5; backend sdpa_padded has no dropout, these have: fused3s"
         ):
             planned("sdpa_padded", graph, edge_data=False)(*tensors, dropout=0.5)
-
-
-GPU_BACKENDS = {
-    "reference": (DOUBLE, 1e-8),
-    "scatter": (DOUBLE, 1e-8),
-    "pyg": (DOUBLE, 1e-8),
-    "fused3s": (torch.float16, 5e-3),
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["none", *KINDS])
-@pytest.mark.parametrize("backend", GPU_BACKENDS)
-def test_gpu_gradients_are_those_of_dense_attention(backend, kind):
-    if reason := REGISTRY[backend].unavailable(torch.device("cuda", 0)):
-        pytest.skip(f"{backend}: {reason}")
-    dtype, tolerance = GPU_BACKENDS[backend]
-    for name, form, heads in (
-        ("repeated", "torch_csr", 2),
-        ("hub", "dgl", 1),
-        ("empty_rows_and_windows", "dgl", 3),
-    ):
-        graph = EDGE_LISTS[name]()
-        made, order = FORMS[form](graph)
-        plan = plan_attention(made, backend=backend, device="cuda", edge_data=True, backward=True)
-        data = EdgeData() if kind == "none" else edge_inputs(kind, graph.num_edges, heads, 5, dtype)
-
-        def sparse(q, k, v, given, plan=plan, order=order):
-            edges = None if kind == "none" else in_order(given, order.to("cuda"))
-            return plan(q, k, v, scale=SCALE, edges=edges)
-
-        def dense(q, k, v, given, graph=graph):
-            rounded = [q, k, v] if dtype == DOUBLE else [q.to(dtype), k.to(dtype), v.to(dtype)]
-            return expected_attention(graph, *rounded, given, SCALE)[0]
-
-        found = gradients_of(sparse, graph, data, heads, device="cuda", dtype=dtype)
-        expected = gradients_of(dense, graph, data, heads)
-        for left, right in zip(found, expected, strict=True):
-            error = (left.double().cpu() - right).norm()
-            assert error <= tolerance * right.norm() + tolerance / 10, f"{name}: {error} of {right.norm()}"
 
 
 @pytest.mark.gpu
