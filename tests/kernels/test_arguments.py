@@ -54,11 +54,7 @@ def seeded(seed) -> dict:
         ({"num_heads": -1}, ValueError, "num_heads: got -1"),
         ({"reorder": "random"}, ValueError, "reorder: got 'random'; allowed are none, communities"),
         ({"reorder": "communities"}, BackendUnavailableError, "reorder='none' needs no such backend"),
-        (
-            {"reorder": "auto", "backend": "dgl"},
-            ValueError,
-            r"dgl cannot run .* cannot reorder rows .* only fused3s can",
-        ),
+        ({"reorder": "auto", "backend": "dgl"}, ValueError, r"dgl cannot run .* cannot reorder rows .* only fused3s"),
         ({"reorder": torch.arange(20, device="meta")}, ValueError, "reorder: on the device meta, without values"),
         ({"edge_data": 1}, TypeError, "edge_data: got 1; True and False"),
         ({"backward": "yes"}, TypeError, "backward: got 'yes'; True and False"),
@@ -122,11 +118,7 @@ def test_plans(arguments, error, message):
         (seeded(1 << 63), ValueError, "dropout.seed: got 9223372036854775808; an integer of 64 bits"),
         (seeded(1.5), TypeError, r"dropout.seed: got float; an int, an int64 tensor \[1\] or None is needed"),
         (seeded(torch.zeros(2, dtype=torch.int64)), ValueError, r"dropout.seed: got torch.int64 \(2,\); int64 \[1\]"),
-        (
-            seeded(torch.zeros(1, dtype=torch.int64, device="meta")),
-            ValueError,
-            "dropout.seed: on meta, but q is on cpu",
-        ),
+        (seeded(torch.zeros(1, dtype=torch.int64, device="meta")), ValueError, "dropout.seed: on meta, but q is on"),
     ],
 )
 def test_calls(arguments, error, message):
@@ -190,11 +182,7 @@ def test_calls_of_layers(layer):
         (lambda: plan_many([GRAPH]), TypeError, r"graphs: a sequence of \(graph, shape\) is needed"),
         (lambda: plan_many(None), TypeError, r"graphs: a sequence of \(graph, shape\) is needed"),
         (lambda: plan_many((GRAPH, None) for _ in "ab"), TypeError, "graphs: a sequence of"),
-        (
-            lambda: KeyLists(torch.ones(2, 3).int().to_sparse()),
-            ValueError,
-            "KeyLists: got layout torch.sparse_coo; dense",
-        ),
+        (lambda: KeyLists(torch.ones(2, 3).int().to_sparse()), ValueError, "KeyLists: got layout torch.sparse_coo;"),
         (lambda: capture_step(None, None), TypeError, "run: got NoneType; a function"),
         (lambda: capture_step(int, None), TypeError, "model: got NoneType; a torch.nn.Module is needed"),
         (lambda: capture_step(int, torch.nn.ReLU(), 5), TypeError, "states: got int; optimisers, gradient scalers"),

@@ -4,10 +4,12 @@ float32: plain torch in float32 is the yardstick. 16 bits: two roundings of the 
 """
 
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from devices import kernels_of
 from edge_cases import RANK, EdgeList, bound_edges, qkv
 from plan_oracle import data_by_edge
 from poison import poisoned_buffers
@@ -19,7 +21,7 @@ from fused3s.fused.edges.backward import launch_edge_backward
 from fused3s.fused.edges.forward import launch_edge_kernel
 from fused3s.terms.dropout import Dropout, kept_edges
 from fused3s.terms.edge_data import BoundEdges, transform_scores
-from tests.cuda_shim.cuda_on_cpu import MODES, cuda_on_cpu
+from fused3s.torch_side.tensor_record import map_tensors
 
 FACTOR = 4  # of the error of the worst row of plain torch in float32
 EPS = torch.finfo(torch.float32).eps
@@ -160,17 +162,24 @@ class EdgeCall:
         )
 
     def run(
-        self, monkeypatch: pytest.MonkeyPatch, mode: str = "late", wanted: set[str] | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        mode: str = "late",
+        wanted: set[str] | None = None,
+        device: str = "cpu",
+        shim: AbstractContextManager | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Gradients]:
-        """Output and log-sum-exp of the forward kernel, and the gradients that the backward kernels make of them."""
-        query, key, value = (self.tensors[name] for name in ROWS)
-        wanted = frozenset(self.leaves() if wanted is None else wanted)
-        with cuda_on_cpu(MODES[mode]), poisoned_buffers(monkeypatch):
+        """Output and log-sum-exp of the forward kernel, and the gradients that the backward kernels make of them.
+        `shim`: in place of `kernels_of`."""
+        query, key, value, grad_output = (self.tensors[name].to(device) for name in (*ROWS, "grad_output"))
+        edges = self.edges.with_tensors([None if each is None else each.to(device) for each in self.edges.tensors()])
+        data, wanted = map_tensors(self.data, lambda each: each.to(device)), frozenset(wanted or self.leaves())
+        with shim or kernels_of(device, mode), poisoned_buffers(monkeypatch):
             lse = torch.empty(tuple(query.shape[:2]), dtype=torch.float32, device=query.device)
-            call = Call(query, key, value, self.scale, self.out_dtype, lse, self.edges)
-            output = launch_edge_kernel(self.data, call)
-            gradients = launch_edge_backward(self.data, BackwardCall(call, output, self.tensors["grad_output"], wanted))
-        return output, lse, gradients
+            call = Call(query, key, value, self.scale, self.out_dtype, lse, edges)
+            output = launch_edge_kernel(data, call)
+            gradients = launch_edge_backward(data, BackwardCall(call, output, grad_output, wanted))
+        return output.cpu(), lse.cpu(), Gradients(*(None if each is None else each.cpu() for each in gradients))
 
     def leaves(self, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
         """The inputs that have a gradient, by the names of `Gradients`."""
@@ -225,7 +234,7 @@ class EdgeCall:
         empty = torch.ones(len(output), dtype=torch.bool).index_fill_(0, self.row, False)
         assert (output[empty] == 0).all(), f"{label}: a row without an edge"
         if self.tensors["query"].dtype != torch.float32:
-            return self._check_16_bits(output, gradients, label)
+            return self._check_16_bits(output, lse, gradients, label)
         expected, plain = self.plain(torch.float64), self.plain(torch.float32)
         largest_score, sizes = self.sizes()
         of_weight = (2 + largest_score / 8) * EPS  # relative error of exp(score)
@@ -236,15 +245,19 @@ class EdgeCall:
             assert_float32(got, gradient, yardstick, 2 * of_weight * sizes[name], f"{label}: gradient of {name}")
         return None
 
-    def _check_16_bits(self, output: torch.Tensor, gradients: Gradients, label: str) -> None:
-        """No row is off by more than two units in the last place of the largest, and what the rounding of O changes:
-        delta, and ds by p times that, as the gradient of lse does."""
+    def _check_16_bits(self, output: torch.Tensor, lse: torch.Tensor, gradients: Gradients, label: str) -> None:
+        """No row is off by more than two units in the last place of the largest; of gradients also by what the rounding
+        of O changes: delta, and ds by p times that, as the gradient of lse does."""
         leaves, grad, dtype = self.leaves(), self.tensors["grad_output"].double(), self.tensors["query"].dtype
         terms = replace(self.edges, **{name: leaf for name, leaf in leaves.items() if name not in ROWS})
-        exact, lse = plain_attention(*(leaves[name] for name in ROWS), self.row, self.col, self.scale, terms)
+        exact, exact_lse = plain_attention(*(leaves[name] for name in ROWS), self.row, self.col, self.scale, terms)
+        torch.testing.assert_close(lse.double(), exact_lse.detach(), rtol=1e-5, atol=1e-4, msg=f"{label}: lse")
+        if exact.numel():
+            error, size = (each.detach().norm(dim=-1).max() for each in (output - exact, exact))
+            assert error <= 2 * torch.finfo(dtype).eps * size + FLOOR, f"{label}: output is off by {error:.2e}"
         expected = torch.autograd.grad(exact, leaves.values(), grad, retain_graph=True)
         delta_error = (grad * (output - exact.detach())).sum(-1)
-        changes = torch.autograd.grad(lse, leaves.values(), delta_error, allow_unused=True)
+        changes = torch.autograd.grad(exact_lse, leaves.values(), delta_error, allow_unused=True)
         for name, right, change in zip(leaves, expected, changes, strict=True):
             got = getattr(gradients, name)
             assert (got.dtype, got.shape) == (dtype, right.shape), f"{label}: {name}"
@@ -254,3 +267,9 @@ class EdgeCall:
                 changed = 0.0 if change is None else change.nan_to_num().norm(dim=-1).max()
                 allowed = 2 * torch.finfo(dtype).eps * size + 2 * changed + FLOOR
                 assert error <= allowed, f"{label}: {name} is off by {error:.2e}, allowed {allowed:.2e}"
+
+
+def assert_same_bits(found, expected, label: str = "") -> None:
+    """Output, log-sum-exp and gradients of two runs."""
+    for left, right in zip((*found[:2], *found[2]), (*expected[:2], *expected[2]), strict=True):
+        assert left is right is None or torch.equal(left, right), label

@@ -108,36 +108,22 @@ def _as_coo(graph: EdgeList) -> tuple[Any, torch.Tensor]:
     )
 
 
-def _compressed(outer: torch.Tensor, inner: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(offsets, inner ids, edges) sorted by `outer` alone: inner ids stay unsorted and repeated."""
+def _compressed(graph: EdgeList, by_column: bool = False) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """[offsets, inner ids, values] of CSR or CSC, and the order of the edges: inner ids stay unsorted and repeated."""
+    outer, inner = (graph.col, graph.row) if by_column else (graph.row, graph.col)
     order = torch.sort(outer, stable=True).indices
-    offsets = torch.zeros(size + 1, dtype=torch.int64)
-    offsets[1:] = torch.bincount(outer, minlength=size).cumsum(0)
-    return offsets, inner[order], order
+    offsets = torch.nn.functional.pad(torch.bincount(outer, minlength=graph.shape[by_column]).cumsum(0), (1, 0))
+    return [offsets, inner[order], torch.ones(graph.num_edges)], order
 
 
-def _as_scipy_csr(graph: EdgeList) -> tuple[Any, torch.Tensor]:
-    indptr, indices, order = _compressed(graph.row, graph.col, graph.shape[0])
-    arrays = (np.ones(graph.num_edges, np.float32), indices.numpy(), indptr.numpy())
-    return sp.csr_array(arrays, shape=graph.shape), order
+def _as_scipy(graph: EdgeList, make: Callable[..., Any], by_column: bool) -> tuple[Any, torch.Tensor]:
+    (offsets, ids, values), order = _compressed(graph, by_column)
+    return make((values.numpy(), ids.numpy(), offsets.numpy()), shape=graph.shape), order
 
 
-def _as_scipy_csc(graph: EdgeList) -> tuple[Any, torch.Tensor]:
-    indptr, indices, order = _compressed(graph.col, graph.row, graph.shape[1])
-    arrays = (np.ones(graph.num_edges, np.float32), indices.numpy(), indptr.numpy())
-    return sp.csc_array(arrays, shape=graph.shape), order
-
-
-def _as_torch_csr(graph: EdgeList) -> tuple[Any, torch.Tensor]:
-    indptr, indices, order = _compressed(graph.row, graph.col, graph.shape[0])
-    ones = torch.ones(graph.num_edges)
-    return torch.sparse_csr_tensor(indptr, indices, ones, graph.shape, check_invariants=False), order
-
-
-def _as_torch_csc(graph: EdgeList) -> tuple[Any, torch.Tensor]:
-    offsets, indices, order = _compressed(graph.col, graph.row, graph.shape[1])
-    ones = torch.ones(graph.num_edges)
-    return torch.sparse_csc_tensor(offsets, indices, ones, graph.shape, check_invariants=False), order
+def _as_torch(graph: EdgeList, make: Callable[..., Any], by_column: bool) -> tuple[Any, torch.Tensor]:
+    arrays, order = _compressed(graph, by_column)
+    return make(*arrays, graph.shape, check_invariants=False), order
 
 
 def _as_torch_coo(graph: EdgeList) -> tuple[Any, torch.Tensor]:
@@ -149,10 +135,10 @@ def _as_torch_coo(graph: EdgeList) -> tuple[Any, torch.Tensor]:
 FORMS: dict[str, Callable[[EdgeList], tuple[Any, torch.Tensor]]] = {
     "dgl": _as_dgl,
     "scipy_coo": _as_coo,
-    "scipy_csr": _as_scipy_csr,
-    "scipy_csc": _as_scipy_csc,
-    "torch_csr": _as_torch_csr,
-    "torch_csc": _as_torch_csc,
+    "scipy_csr": lambda graph: _as_scipy(graph, sp.csr_array, False),
+    "scipy_csc": lambda graph: _as_scipy(graph, sp.csc_array, True),
+    "torch_csr": lambda graph: _as_torch(graph, torch.sparse_csr_tensor, False),
+    "torch_csc": lambda graph: _as_torch(graph, torch.sparse_csc_tensor, True),
     "torch_coo": _as_torch_coo,
 }
 

@@ -1,8 +1,8 @@
 """Jobs of ranks that train a layer of `fused3s.nn` by DDP or FSDP, each compared with PyG's layer in one process."""
 
 import torch
-import torch_geometric.nn as pyg
 from formula_backend import FormulaBackend
+from layer_pairs import pair, random_graph, trained
 from parallel_jobs import REGISTRY
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,29 +22,17 @@ KINDS = {
 def layers_of(kind, backend):
     """PyG's layer, ours with its weights, and what both are called with beside x."""
     name, _, has_features = kind.partition("-")
-    torch.manual_seed(0)
-    theirs = getattr(pyg, name)(32, 16, **KINDS[kind])
-    ours = getattr(fused3s.nn, name)(32, 16, backend=backend, **KINDS[kind])
-    ours.load_state_dict(theirs.state_dict())
-    edges, features = torch.randint(NODES, (2, EDGES)), torch.randn(EDGES, 8)
-    return theirs, ours, (edges, features) if has_features else (edges,)
+    layers = pair(name, 32, 16, backend=backend, dtype=torch.float32, **KINDS[kind])
+    return *layers, random_graph(NODES, EDGES, 32, 8 if has_features else None, dtype=torch.float32)[1:]
 
 
 def results_of(layer, graph):
-    """Output, gradient of x, and the gradients of the parameters by name; after a step before."""
-    found = {}
+    """Output, gradients of x and of the parameters by name; after a step before."""
+    x = random_graph(NODES, EDGES, 32, dtype=torch.float32)[0]
     for _ in range(2):  # DDP misses an unused parameter in the second step
-        layer.zero_grad()
-        torch.manual_seed(1)
-        x = torch.randn(NODES, 32).requires_grad_()
-        out = layer(x, *graph)
-        out.square().sum().backward()
-        found = {"out": out.detach(), "x": x.grad}
-        for name, parameter in layer.named_parameters():
-            grad = parameter.grad
-            name = name.removeprefix("module.").removeprefix("_fsdp_wrapped_module.")
-            found[name] = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
-    return found
+        found = trained(layer, x, *graph)
+    found = {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in found.items()}
+    return {name.removeprefix("module.").removeprefix("_fsdp_wrapped_module."): each for name, each in found.items()}
 
 
 def wrapped(layer, how, group):
@@ -66,7 +54,7 @@ def layer_results(group, kind, backend, how):
     REGISTRY.setdefault("formula", FormulaBackend())
     theirs, ours, graph = layers_of(kind, backend)
     expected, found = results_of(theirs, graph), results_of(wrapped(ours, how, group), graph)
-    return expected, {name: each for name, each in found.items() if how != "FSDP" or name in ("out", "x")}
+    return expected, {name: each for name, each in found.items() if how != "FSDP" or name in ("out", "x0")}
 
 
 def layer_without_root(group, find_unused):

@@ -1,11 +1,10 @@
-"""cuda/edges/backward.cu on the CPU (tests/cuda_shim), behind cuda/edges/forward.cu: the real sources against
-float64; of float32 the forward pass, too."""
+"""cuda/edges/forward.cu and backward.cu on the CPU (tests/cuda_shim): the real sources against float64."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from edge_calls import ROWS, EdgeCall
+from edge_calls import ROWS, EdgeCall, assert_same_bits
 from edge_cases import EDGE_LISTS, KINDS
 
 from fused3s.backends.base import Gradients
@@ -39,6 +38,20 @@ CASES = {
     "packed, heads of three": (8, 3, HALF, HALF, (None, "types"), None),
     "packed, heads of seven": (4, 7, BFLOAT, FLOAT, (None,), 0.5),
     "clamp": (1, 256, HALF, HALF, ("bias_minus_infinity_clamped",), 0.5),
+    # Features on tensor cores, two and four rows of a warp, several head groups.
+    "pairs": (8, 16, HALF, HALF, ("features", "key_features", "value_features", "all"), None),
+    "pairs, four rows": (4, 16, BFLOAT, BFLOAT, ("features",), 0.3),
+    "pairs, two head groups": (16, 16, HALF, HALF, ("features",), None),
+    "pairs, idle heads": (12, 16, HALF, HALF, ("all",), None),
+    "pairs, ten columns": (8, 10, BFLOAT, BFLOAT, ("features",), None),
+    "pairs, twelve columns": (4, 12, HALF, HALF, ("features",), None),
+    "pairs, ten columns, two head groups": (16, 10, HALF, HALF, ("features",), None),
+}
+# Each kind in 16 bits, with narrow and wide heads in turn.
+CASES |= {
+    f"{kind}, {heads} x {dim}": (heads, dim, HALF, HALF, (kind,), None)
+    for index, kind in enumerate(KINDS)
+    for heads, dim in [((8, 8), (2, 64))[index % 2]]
 }
 FLOAT_SHAPES = [(1, 2), (16, 4), (3, 6), (8, 10), (5, 12), (8, 16), (2, 30), (3, 36), (2, 66), (1, 130), (1, 256)]
 # Each kind of edge data with a lane a head, with several and with a wide head, in turn; all terms with each.
@@ -50,24 +63,20 @@ CASES |= {
     for kind, heads, dim, rate in FLOAT_KINDS
 }
 GRAPHS = ("repeated", "hub", "one_node_self_loop", "empty_rows_and_windows", "wide", "tall", "no_edges")
+# Edges of a part, mode, reordered rows, scale: of whole rows and of parts, in turn.
+LAUNCHES = ((1000, "late", False, 0.4), (5, "random", True, -0.3))
 both_types = pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_match_float64(monkeypatch, case):
+def test_results_match_float64(monkeypatch, case):
     heads, dim, dtype, out_dtype, kinds, rate = CASES[case]
     for kind in kinds:
-        for name in GRAPHS:
-            for part_edges, mode, reordered, scale in ((1000, "late", False, 0.4), (5, "random", True, -0.3)):
-                shape = (EDGE_LISTS[name](), heads, dim, dtype)
-                call = EdgeCall.make(*shape, kind, rate, part_edges, reordered, scale, out_dtype)
-                call.check(call.run(monkeypatch, mode), f"{name}, {kind}, parts of {part_edges} edges")
-
-
-def assert_same_bits(found, expected, label=""):
-    """Output, log-sum-exp and gradients of two runs."""
-    for left, right in zip((*found[:2], *found[2]), (*expected[:2], *expected[2]), strict=True):
-        assert left is right is None or torch.equal(left, right), label
+        for number, name in enumerate(GRAPHS, list(CASES).index(case)):
+            part_edges, mode, reordered, scale = LAUNCHES[number % 2]
+            shape = (EDGE_LISTS[name](), heads, dim, dtype)
+            call = EdgeCall.make(*shape, kind, rate, part_edges, reordered, scale, out_dtype)
+            call.check(call.run(monkeypatch, mode), f"{name}, {kind}, parts of {part_edges} edges")
 
 
 @both_types

@@ -151,14 +151,3 @@ def test_groups_are_as_few_and_as_even_as_their_width_allows():
         assert heads == 1 or heads * columns <= 64
         assert -(-num_heads // heads) == fewest
         assert heads == -(-num_heads // fewest)
-
-
-def test_heads_and_columns_that_no_instance_takes_are_named():
-    backend = REGISTRY["fused3s"]
-    for dim in (1, 7, 13, 60, 255, 256):
-        assert backend.unsupported(BFLOAT, dim) is None
-        assert backend.unsupported(FLOAT, dim) is None
-    for dtype, dim in ((HALF, 0), (FLOAT, 257), (torch.float64, 8)):
-        assert backend.unsupported(dtype, dim) == (
-            f"it takes torch.float16, torch.bfloat16, torch.float32, and 1 to 256 columns a head; got {dtype}, {dim}"
-        )

@@ -1,20 +1,23 @@
-"""Grouped queries, batches, values of another width and lists of keys with `fused3s` on a GPU, against float64."""
+"""Grouped queries, batches, values of another width and lists of keys with `fused3s`, on the CPU (tests/cuda_shim) and
+on a GPU, against float64."""
 
 import pytest
 import torch
-from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs
+from devices import kernels_of, on_cpu, on_gpu
+from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs, in_order, map_tensors
 from float32_precision import matmul_precision
 from gpu_calls import no_waits
+from poison import poisoned_buffers
 from shape_cases import head_options, list_attention, shaped, shaped_attention
 
 from fused3s import Dropout, EdgeData, KeyLists, PlanRoom, plan_attention
 from fused3s.runtime.cuda_graph import capture
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("one_thread", "highest")
 
 GPU = torch.device("cuda", 0)
 HALF, BFLOAT, FLOAT, SCALE = torch.float16, torch.bfloat16, torch.float32, 0.3
-TYPES = pytest.mark.parametrize("dtype", [HALF, BFLOAT, FLOAT], ids=str)
+TYPES = (HALF, BFLOAT, FLOAT)
 GRADIENT_ERROR = {HALF: 2e-3, BFLOAT: 1.6e-2, FLOAT: 1e-5}  # two roundings; float32: of a whole gradient
 LSE_ERROR = {HALF: 1e-3, BFLOAT: 8e-3, FLOAT: 1e-5}
 # H, H_kv, d, d_v, B (0: no batch).
@@ -27,63 +30,117 @@ SIZES = {
     "narrow values of groups": (8, 2, 192, 128, 0),
     "a batch of groups": (4, 2, 16, 32, 3),
 }
+# Of each kernel: tiles of one head, folded heads, edge by edge.
+CPU_SIZES = {
+    "16 heads of one": (16, 1, 64, 64, 0),
+    "groups of 3": (6, 2, 16, 16, 0),
+    "groups of 4, narrow": (8, 2, 8, 8, 0),
+    "wide values": (2, 2, 20, 33, 0),
+    "narrow values of groups": (4, 1, 40, 24, 0),
+    "a batch of groups": (4, 2, 16, 16, 3),
+}
+CPU_GRAPHS = (("hub", "torch_coo"), ("empty_rows_and_windows", "dgl"), ("repeated", "torch_csr"))  # one of each type
 
 
-def planned(graph, sizes, dtype, **options):
-    return plan_attention(graph, backend="fused3s", device=GPU, dtype=dtype, **(head_options(sizes) | options))
+def planned(graph, sizes, dtype=HALF, device="cuda", **options):
+    return plan_attention(graph, backend="fused3s", device=device, dtype=dtype, **(head_options(sizes) | options))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def highest():
     """Three TF32 terms a product, which the bounds of float32 are for."""
     with matmul_precision("highest"):
         yield
 
 
-@TYPES
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_every_edge_case_matches_float64(sizes, dtype):
-    for name, make_graph in EDGE_LISTS.items():
-        graph = make_graph()
-        edge_index = torch.stack([graph.col, graph.row]).to(GPU)
-        plan = planned(edge_index, sizes, dtype, shape=graph.shape, backward=True)
-        tensors = shaped(graph.shape, sizes, dtype)
-        leaves = [each.to(GPU).requires_grad_() for each in tensors]
-        exact = [each.double().requires_grad_() for each in tensors]
-        output, lse = plan(*leaves, scale=SCALE, return_lse=True)
-        expected, expected_lse = shaped_attention(graph, *exact, EdgeData(), SCALE)
-        rounded, _ = shaped_attention(graph, *tensors, EdgeData(), SCALE, rounded=dtype)
-        assert_near(output.detach().cpu(), expected.detach(), rounded, tensors[2], f"{name}, {plan!r}")
-        torch.testing.assert_close(lse.cpu().double(), expected_lse.detach(), rtol=0, atol=LSE_ERROR[dtype])
-        factors = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+def check(monkeypatch, graph, made, sizes, dtype, device, label, backward=True):
+    """Output and log-sum-exp; the gradients twice, by autograd and by the plan, with the same bits."""
+    tensors = shaped(graph.shape, sizes, dtype)
+    leaves = [each.to(device).requires_grad_(backward) for each in tensors]
+    exact = [each.double().requires_grad_() for each in tensors]
+    expected, expected_lse = shaped_attention(graph, *exact, EdgeData(), SCALE)
+    rounded, _ = shaped_attention(graph, *tensors, EdgeData(), SCALE, rounded=dtype)
+    factors = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with kernels_of(device):
+        plan = planned(made, sizes, dtype, device, shape=graph.shape, backward=backward)
+        with poisoned_buffers(monkeypatch):
+            output, lse = plan(*leaves, scale=SCALE, return_lse=True)
+            if backward:
+                found = torch.autograd.grad(output, leaves, factors.to(device))
+                given = [each.detach() for each in (*leaves, output, lse)]
+                again = plan.backward(factors.to(device), *given, scale=SCALE)[:3]
+    assert_near(output.detach().cpu(), expected.detach(), rounded, tensors[2], f"{label}, {plan!r}")
+    torch.testing.assert_close(lse.detach().cpu().double(), expected_lse.detach(), rtol=0, atol=LSE_ERROR[dtype])
+    if backward:
         wanted = torch.autograd.grad(expected, exact, factors.double())
         largest = max(each.norm() for each in wanted)  # those of q and k vanish where a row has one edge
-        twice = [torch.autograd.grad(output, leaves, factors.to(GPU), retain_graph=True) for _ in range(2)]
-        for which, first, second, right in zip("qkv", *twice, wanted, strict=True):
-            assert torch.equal(first, second), f"{name}: other bits the second time"
-            error = (first.cpu().double() - right).norm()
-            assert error <= GRADIENT_ERROR[dtype] * largest, f"{name}: {which}"
+        for which, first, second, right in zip("qkv", found, again, wanted, strict=True):
+            assert torch.equal(first, second), f"{label}: other bits the second time"
+            size = right.norm() if device == "cpu" else largest
+            assert (first.cpu().double() - right).norm() <= GRADIENT_ERROR[dtype] * size, f"{label}: {which}"
 
 
-@TYPES
-@pytest.mark.parametrize("kind", ["bias_per_head", "all"])
-def test_edge_data(kind, dtype):
-    sizes = heads, kv_heads, dim, *_ = SIZES["groups of 3"]
-    graph = EDGE_LISTS["repeated"]()
+CASES = [on_cpu(sizes, dtype, id=f"cpu-{name}-{dtype}") for name, sizes in CPU_SIZES.items() for dtype in TYPES]
+CASES += [on_gpu(sizes, dtype, id=f"cuda-{name}-{dtype}") for name, sizes in SIZES.items() for dtype in TYPES]
+
+
+@pytest.mark.parametrize(("device", "sizes", "dtype"), CASES)
+def test_every_edge_case_matches_float64(monkeypatch, device, sizes, dtype):
+    """On the CPU one graph of a type, and gradients of the first."""
+    if device == "cpu":
+        name, form = CPU_GRAPHS[TYPES.index(dtype)]
+        graph = EDGE_LISTS[name]()
+        check(monkeypatch, graph, FORMS[form](graph)[0], sizes, dtype, device, name, backward=dtype == HALF)
+        return
+    for name, make_graph in EDGE_LISTS.items():
+        graph = make_graph()
+        check(monkeypatch, graph, torch.stack([graph.col, graph.row]).cuda(), sizes, dtype, device, name)
+
+
+CASES = [
+    on_cpu(kind, sizes, HALF, "scipy_csc", reorder, id=f"cpu-{kind}-{reorder}")
+    for kind, sizes in (("bias_per_head", CPU_SIZES["16 heads of one"]), ("all", SIZES["groups of 3"]))
+    for reorder in ("none", "communities", "given")
+]
+CASES += [
+    on_gpu(kind, SIZES["groups of 3"], dtype, form, "none", id=f"cuda-{kind}-{dtype}-{form}")
+    for kind in ("bias_per_head", "all")
+    for dtype in TYPES
+    for form in ("torch_coo", "scipy_coo", "dgl")
+]
+
+
+@pytest.mark.parametrize(("device", "kind", "sizes", "dtype", "form", "reorder"), CASES)
+def test_edge_data_and_row_orders(monkeypatch, device, kind, sizes, dtype, form, reorder):
+    graph, (heads, kv_heads, dim, *_) = EDGE_LISTS["repeated"](), sizes
+    made, order = FORMS[form](graph)
     data = edge_inputs(kind, graph.num_edges, heads, dim, dtype)
     if kind == "all":
         weights = {name: getattr(data, name)[:kv_heads] for name in ("key_weight", "value_weight")}
         data = EdgeData(**(vars(data) | weights | {"type_weight": data.type_weight[:, :kv_heads]}))
     tensors = shaped(graph.shape, sizes, dtype)
-    on_gpu = {name: each.to(GPU) if isinstance(each, torch.Tensor) else each for name, each in vars(data).items()}
-    for form in ("torch_coo", "scipy_coo", "dgl"):
-        plan = planned(FORMS[form](graph)[0], sizes, dtype, edge_data=True)
-        output = plan(*(each.to(GPU) for each in tensors), scale=SCALE, edges=plan.bind_edges(EdgeData(**on_gpu)))
-        expected, _ = shaped_attention(graph, *tensors, data, SCALE)
-        rounded, _ = shaped_attention(graph, *tensors, data, SCALE, rounded=dtype)
-        assert_near(output.cpu(), expected, rounded, tensors[2], f"{form}, {plan!r}")
+    if reorder == "given":
+        reorder = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3))
+    with kernels_of(device):
+        plan = planned(made, sizes, dtype, device, edge_data=True, reorder=reorder)
+        bound = plan.bind_edges(map_tensors(in_order(data, order), lambda each: each.to(device)))
+        with poisoned_buffers(monkeypatch):
+            output = plan(*(each.to(device) for each in tensors), scale=SCALE, edges=bound)
+    expected, _ = shaped_attention(graph, *tensors, data, SCALE)
+    rounded, _ = shaped_attention(graph, *tensors, data, SCALE, rounded=dtype)
+    assert_near(output.cpu(), expected, rounded, tensors[2], f"{kind}, {plan!r}")
 
 
+def test_a_group_shares_its_tiles():
+    """16 query heads of one KV head fill a window: as many KV tiles a query as its keys need, not one plan a head."""
+    graph = EDGE_LISTS["wide"]()
+    with kernels_of("cpu"):
+        plan = planned(FORMS["torch_coo"](graph)[0], (16, 1, 64, 64, 0), device="cpu")
+    keys = torch.bincount(graph.row, minlength=graph.shape[0])
+    assert len(plan.data.arrays.kv_tiles) - 2 == (-(-keys // 16)).sum()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_dropout_has_the_mask_of_the_reference(sizes):
     graph = EDGE_LISTS["hub"]()
@@ -93,10 +150,11 @@ def test_dropout_has_the_mask_of_the_reference(sizes):
     tensors = shaped(graph.shape, sizes, HALF)
     counts = {"num_heads": batch * heads, "num_kv_heads": batch * kv_heads}
     expected = plan_attention(made, backend="reference", device="cpu", **counts)(*tensors, dropout=Dropout(0.4, 3))
-    output = planned(made, sizes, HALF)(*(each.to(GPU) for each in tensors), dropout=Dropout(0.4, 3))
+    output = planned(made, sizes)(*(each.to(GPU) for each in tensors), dropout=Dropout(0.4, 3))
     assert (output.cpu() - expected).abs().max() < 4e-3 * expected.abs().max()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("form", ["edge_index", "csr", "lists", "lists of KV heads"])
 def test_a_plan_does_not_wait(form):
     generator = torch.Generator().manual_seed(0)
@@ -108,14 +166,15 @@ def test_a_plan_does_not_wait(form):
         "lists of KV heads": lambda: KeyLists(lists),
     }[form]()
     options, sizes = {"shape": (2000, 3000), "check": False, "backward": True}, (8, 4, 64, 64, 0)
-    planned(graph, sizes, HALF, **options)  # compiles
+    planned(graph, sizes, **options)  # compiles
     torch.cuda.synchronize()
     with no_waits():
-        plan = planned(graph, sizes, HALF, **options)
+        plan = planned(graph, sizes, **options)
     tensors = [each.to(GPU) for each in shaped((2000, 3000), sizes, HALF)]
     assert plan(*tensors).isfinite().all()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lists", [1, 2])
 @pytest.mark.parametrize("heads", [2, 16, 32])
 def test_lists_fill_a_room_inside_a_cuda_graph(heads, lists):
@@ -125,10 +184,8 @@ def test_lists_fill_a_room_inside_a_cuda_graph(heads, lists):
     indices = torch.full(shape, -1, dtype=torch.int32, device=GPU)
     tensors = shaped((rows, cols), sizes, HALF)
     leaves = [each.to(GPU).requires_grad_() for each in tensors]
-    room = PlanRoom(
-        (rows, cols), indices.numel(), device=GPU, dtype=HALF, head_dim=dim, num_heads=heads, num_kv_heads=2,
-        num_lists=lists, backward=True,
-    )  # fmt: skip
+    options = {"dtype": HALF, "head_dim": dim, "num_heads": heads, "num_kv_heads": 2, "num_lists": lists}
+    room = PlanRoom((rows, cols), indices.numel(), device=GPU, backward=True, **options)
 
     def run():
         room.fill(KeyLists(indices))
@@ -155,34 +212,37 @@ def test_lists_fill_a_room_inside_a_cuda_graph(heads, lists):
         room.check()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("size", [1, 4])
 def test_an_error_in_lists_is_raised_at_a_later_call(size):
     indices = torch.zeros((50, 4), dtype=torch.int64, device=GPU)
     indices[7, 2] = 60
-    plan = planned(KeyLists(indices), (size, 1, 64, 64, 0), HALF, shape=(50, 60), check=False)
+    plan = planned(KeyLists(indices), (size, 1, 64, 64, 0), shape=(50, 60), check=False)
     tensors = [each.to(GPU) for each in shaped((50, 60), (size, 1, 64, 64, 0), HALF)]
     torch.cuda.synchronize()
     with pytest.raises(ValueError, match=r"KeyLists: entry \[7, 2\] is 60; 0 to 59 are allowed"):
         plan(*tensors)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("place", "value"), [(0, 1), (3, 40), (-1, 19)])
 def test_a_damaged_csr_of_grouped_queries(place, value):
     offsets, indices = (torch.arange(11) * 2).to(GPU), torch.zeros(20, dtype=torch.int64, device=GPU)
     offsets[place] = value
     with pytest.raises(ValueError, match="indptr"):
-        planned((offsets, indices), (4, 1, 64, 64, 0), HALF, shape=(10, 5), check=True)
+        planned((offsets, indices), (4, 1, 64, 64, 0), shape=(10, 5), check=True)
     tensors = [each.to(GPU) for each in shaped((10, 5), (4, 1, 64, 64, 0), HALF)]
-    plan = planned((offsets, indices), (4, 1, 64, 64, 0), HALF, shape=(10, 5), check=False)
+    plan = planned((offsets, indices), (4, 1, 64, 64, 0), shape=(10, 5), check=False)
     torch.cuda.synchronize()
     with pytest.raises(ValueError, match="indptr"):
         plan(*tensors)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["groups of 3", "a batch of groups"])
 def test_compiled_calls(name):
     graph, sizes = EDGE_LISTS["repeated"](), SIZES[name]
-    plan = planned(FORMS["scipy_coo"](graph)[0], sizes, HALF, backward=True)
+    plan = planned(FORMS["scipy_coo"](graph)[0], sizes, backward=True)
     leaves = [each.to(GPU).requires_grad_() for each in shaped(graph.shape, sizes, HALF)]
 
     def function(q, k, v):

@@ -87,26 +87,29 @@ def test_a_cached_plan_lets_go_of_its_graph(gpu, passes, finishes):
         gc.enable()
 
 
-def test_sizes_become_exact_after_some_forward_passes_once_the_gpu_is_done(gpu):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_sizes_become_exact_after_some_forward_passes_once_the_gpu_is_done(gpu, compiled):
     plan = planned()
+    call = torch.compile(lambda *given: plan(*given), backend="aot_eager", fullgraph=True) if compiled else plan
     tensors = inputs()
-    bounded, first = plan.data.arrays, plan(*tensors)
+    bounded, first = plan.data.arrays, call(*tensors)
     first.sum().backward()
     for _ in range(CUT_PASSES):
-        plan(*tensors)
+        call(*tensors)
     assert plan.data.arrays is bounded, "cut before the GPU was done"
     gpu.finish()
     gpu.captures = True
-    assert torch.equal(plan(*tensors), first)
+    assert torch.equal(call(*tensors), first)
     assert plan.data.arrays is bounded, "a capture forbids the question"
     gpu.captures = False
-    second = plan(*tensors)
+    second = call(*tensors)
     assert plan.data.arrays is not bounded
     assert plan.data.arrays.work_items is None or len(plan.data.arrays.work_items) < len(bounded.work_items)
     assert torch.equal(second, first), "the exact plan has other bits"
     exact = plan.data.arrays
-    plan(*tensors)
+    call(*tensors)
     assert plan.data.arrays is exact
+    torch.compiler.reset()
 
 
 def test_a_plan_that_is_used_in_one_step_is_not_cut(gpu):
@@ -130,17 +133,6 @@ def test_errors_of_ids_come_at_every_later_call(gpu, compiled):
     for _ in range(2):
         with pytest.raises(ValueError, match=r"indices.*70"):
             call(*tensors)
-    torch.compiler.reset()
-
-
-def test_compiled_calls_use_exact_sizes(gpu):
-    plan, tensors = planned(), inputs()
-    call = torch.compile(lambda *given: plan(*given), backend="aot_eager", fullgraph=True)
-    bounded, first = plan.data.arrays, call(*tensors)
-    gpu.finish()
-    for _ in range(CUT_PASSES):
-        assert torch.equal(call(*tensors), first)
-    assert plan.data.arrays is not bounded
     torch.compiler.reset()
 
 
@@ -259,6 +251,11 @@ def test_a_stream_waits_for_each_fill_of_a_room(gpu, room):
     gpu.stream = 4
     room.plan(*inputs())
     assert gpu.waits == [(4, 3), (4, 3)]
+    gpu.stream = 5
+    room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
+    gpu.stream = 6
+    room.check()
+    assert gpu.waits[2:] == [(6, 5)]
 
 
 def test_a_copy_on_another_stream_waits_for_the_plan_and_holds_its_memory(gpu, room, monkeypatch):
@@ -310,14 +307,6 @@ def test_calls_are_refused_after_a_fill_that_failed(room, monkeypatch):
         room.plan(*tensors)
     room.fill(second)
     assert torch.equal(room.plan(*tensors), expected)
-
-
-def test_a_check_on_another_stream_waits_for_the_fill(gpu, room):
-    gpu.stream = 3
-    room.fill(edge_list(ROWS, COLS, 150, 1).edge_index)
-    gpu.stream = 4
-    room.check()
-    assert gpu.waits == [(4, 3)]
 
 
 @pytest.mark.parametrize("form", ["eager", "with edges", "compiled", "layer"])

@@ -1,5 +1,6 @@
 """Caches of the layers: training after inference mode, several widths, what is dropped, other streams, captures."""
 
+import copy
 import gc
 import sys
 import threading
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch_geometric.nn
+from layer_pairs import assert_same, pair, random_graph, trained
 
 import fused3s.nn
 from fused3s import AttentionPlan, capture_step, plan_attention
@@ -16,7 +17,7 @@ from fused3s.nn.cached import planned_edges, self_loops, tensor_memo
 from fused3s.nn.cached.tensor_memo import MOST_RESULTS, TensorMemo
 from fused3s.runtime.cuda_graph import CaptureError, KeptResults
 
-pytestmark = pytest.mark.usefixtures("formula", "one_thread")
+pytestmark = pytest.mark.usefixtures("formula")
 N, E, COLUMNS = 15, 60, 6
 # Layer, columns of edge features
 KINDS = [(kind, edge_dim) for kind in ("TransformerConv", "GATConv", "GATv2Conv") for edge_dim in (None, 5)]
@@ -25,37 +26,19 @@ KINDS.append(("AGNNConv", None))
 
 def made(kind, edge_dim, backend, **options):
     """PyG's layer and ours with its weights."""
-    torch.manual_seed(0)
-    given = () if kind == "AGNNConv" else (COLUMNS, 3, 2)
     sizes = {"edge_dim": edge_dim} if edge_dim else {}
-    theirs = getattr(torch_geometric.nn, kind)(*given, **sizes).double()
-    ours = getattr(fused3s.nn, kind)(*given, **sizes, backend=backend, **options).double()
-    ours.load_state_dict(theirs.state_dict())
-    return theirs, ours
+    return pair(kind, COLUMNS, 3, 2, backend=backend, ours_only=options, **sizes)
 
 
 def problem(edge_dim, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(N, COLUMNS, generator=generator).double()
-    edge_index = torch.randint(N, (2, E), generator=generator)
-    edge_attr = (torch.randn(E, edge_dim, generator=generator).double(),) if edge_dim else ()
-    return x, edge_index, *edge_attr
+    return random_graph(N, E, COLUMNS, edge_dim, seed)
 
 
-def trained(layer, x, *graph):
-    layer.zero_grad()
-    leaf = x.clone().requires_grad_()
-    out = layer(leaf, *graph)
-    out.square().sum().backward()
-    return [out, leaf.grad, *(each.grad for each in layer.parameters())]
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def assert_same(found, expected):
-    for got, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("backend", ["auto", "reference", "csr_unfused", "scatter", "formula"])
+@pytest.mark.parametrize("backend", ["auto", "formula"])
 @pytest.mark.parametrize("order", ["inference first", "no_grad first", "training first"])
 @pytest.mark.parametrize(("kind", "edge_dim"), KINDS)
 def test_one_cache_serves_inference_and_training(planned, kind, edge_dim, order, backend):
@@ -65,7 +48,7 @@ def test_one_cache_serves_inference_and_training(planned, kind, edge_dim, order,
 
     def infer():
         with mode():
-            torch.testing.assert_close(ours(*given), theirs(*given), rtol=1e-9, atol=1e-9)
+            close(ours(*given), theirs(*given))
 
     if order != "training first":
         infer()
@@ -74,6 +57,42 @@ def test_one_cache_serves_inference_and_training(planned, kind, edge_dim, order,
         assert_same(trained(ours, *given), expected)
         infer()
     assert len(planned) == (1 if order == "training first" else 2), "one plan without a backward pass, one with"
+
+
+@pytest.mark.parametrize(("kind", "edge_dim"), KINDS)
+def test_a_graph_is_planned_once_for_all_layers_until_it_changes(planned, kind, edge_dim):
+    theirs, ours = made(kind, edge_dim, "reference")
+    given = problem(edge_dim)
+
+    def check(number, layer=ours):
+        close(layer(*given), theirs(*given))
+        assert len(planned) == number
+
+    for layer in (ours, copy.deepcopy(ours), ours):
+        check(1, layer)
+    for each in given[2:]:  # bound anew
+        each.mul_(2)
+        check(1)
+    given[1].copy_(given[1].flip(0))
+    check(2)
+    given[1] = given[1].clone()
+    check(3)
+    if kind != "AGNNConv":  # another head dimension: another schedule
+        pair(kind, COLUMNS, 5, 2, backend="reference", **({"edge_dim": edge_dim} if edge_dim else {}))[1](*given)
+        assert len(planned) == 4
+
+
+@pytest.mark.parametrize(("kind", "edge_dim"), KINDS)
+def test_without_a_cache_every_call_reads_its_tensors(planned, kind, edge_dim):
+    """Also what was changed behind torch's back."""
+    theirs, ours = made(kind, edge_dim, "reference", cache=False)
+    given = problem(edge_dim)
+    for number in (1, 2):
+        close(ours(*given), theirs(*given))
+        assert len(planned) == number
+        given[1].numpy()[:] = given[1].flip(0).numpy()
+        for each in given[2:]:
+            each.numpy()[:] *= 2
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "csr_unfused", "scatter", "formula"])
@@ -86,8 +105,7 @@ def test_a_plan_made_in_inference_mode_serves_training(graph_in_inference, backe
         plan = plan_attention(graph, shape=shape, backend=backend, device="cpu", **heads)
     other = plan_attention(edge_index, shape=shape, backend=backend, device="cpu", **heads)
     q, k, v = torch.randn(3, N, 2, 3, dtype=torch.float64, requires_grad=True).unbind()
-    gradients = [torch.autograd.grad(each(q, k, v).square().sum(), (q, k, v)) for each in (plan, other)]
-    assert_same(*gradients)
+    close(*[torch.autograd.grad(each(q, k, v).square().sum(), (q, k, v)) for each in (plan, other)])
 
 
 @pytest.fixture
@@ -152,14 +170,16 @@ def test_bound_features_of_earlier_batches_are_freed_at_once(change):
         gc.enable()
 
 
-def test_nothing_is_kept_of_self_loops_whose_tensor_is_gone():
-    memos = self_loops._looped, planned_edges._plans
-    _, ours = made("GATConv", 5, "scatter")
+@pytest.mark.parametrize("kind", ["GATConv", "TransformerConv"])
+def test_nothing_is_kept_of_self_loops_whose_tensor_is_gone(kind):
+    """Nor of plans and bound features."""
+    memos = planned_edges._plans, self_loops._looped if kind == "GATConv" else planned_edges._bound
+    _, ours = made(kind, 5, "scatter")
     x, edge_index, edge_attr = problem(5)
     before = [len(memo._entries) for memo in memos]
     ours(x, edge_index, edge_attr)
     assert [len(memo._entries) for memo in memos] == [number + 1 for number in before]
-    del edge_index
+    del edge_index, edge_attr
     assert [len(memo._entries) for memo in memos] == before
 
 
@@ -229,7 +249,7 @@ def test_a_capture_keeps_the_plan_of_an_edge_index_that_stays(planned, capture, 
     theirs, ours = made(kind, edge_dim, "scatter")
     given = problem(edge_dim)
     out, kept = capture.run(lambda: ours(*given))
-    torch.testing.assert_close(out, theirs(*given), rtol=1e-9, atol=1e-9)
+    close(out, theirs(*given))
     assert len(planned) == 1
     kept.check()
     for each in given[2:]:  # read anew by each replay
@@ -268,7 +288,7 @@ def test_a_capture_plans_what_it_cannot_keep(planned, capture, monkeypatch, kind
 
     entries = len(planned_edges._plans._entries)
     out, kept = capture.run(call, ours=reason != "capture of the caller")
-    torch.testing.assert_close(out, theirs(x, edge_index), rtol=1e-9, atol=1e-9)
+    close(out, theirs(x, edge_index))
     assert not (kept and kept._results)
     assert len(planned) == {"run changes it": 3, "no cache": 3, "capture of the caller": 2}[reason]
     assert len(planned_edges._plans._entries) - entries <= 1, "a result of the capture is cached"

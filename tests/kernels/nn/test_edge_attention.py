@@ -6,7 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch_geometric.nn as pyg
+from layer_pairs import pair as layer_pair
+from layer_pairs import random_graph
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fused3s.nn
@@ -16,7 +17,7 @@ from fused3s.nn.cached.edge_attention import NO_LOOPS, _refuse_capture
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
 
 close = torch.testing.assert_close
-pytestmark = pytest.mark.usefixtures("one_thread", "formula")
+pytestmark = pytest.mark.usefixtures("formula")
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +31,12 @@ def place_of(backend):
 
 
 def graph(nodes, edges, edge_dim, backend, seed=0):
-    """x, edge_index with repeated edges, edge_attr or None."""
-    generator, place = torch.Generator().manual_seed(seed), place_of(backend)
-    x = torch.randn(nodes, 8, generator=generator).to(**place).requires_grad_()
-    edge_index = torch.randint(nodes, (2, edges), generator=generator).to(x.device)
-    attr = None
-    if edge_dim:
-        attr = torch.randn(edges, edge_dim, generator=generator).to(**place).requires_grad_()
-    return x, edge_index, attr
+    """x, edge_index with repeated edges, and edge_attr with an `edge_dim`."""
+    place, tensors = place_of(backend), random_graph(nodes, edges, edge_dim=edge_dim, seed=seed)
+    return [
+        each.to(**place).requires_grad_() if each.is_floating_point() else each.to(place.get("device"))
+        for each in tensors
+    ]
 
 
 def is_leaf(each):
@@ -75,21 +74,23 @@ LAYERS = {
     "AGNNConv": {},
 }
 every_layer = pytest.mark.parametrize("name", LAYERS)
+# One of each type, with edge features: compiling takes long.
+each_type = pytest.mark.parametrize(
+    "name", ["TransformerConv-edges", "GATConv-edges-max", "GATv2Conv-edges", "AGNNConv"]
+)
 
 
 def pair(name, backend):
     """PyG's layer in float64 and ours, of the same weights."""
-    kind, options = name.partition("-")[0], LAYERS[name]
-    arguments = () if kind == "AGNNConv" else (8, 4, 2)
-    theirs = getattr(pyg, kind)(*arguments, **options).to(**place_of(backend)).double()
-    ours = getattr(fused3s.nn, kind)(*arguments, **options, backend=backend).to(**place_of(backend))
-    ours.load_state_dict(theirs.state_dict())
-    return theirs, ours
+    place = place_of(backend)
+    theirs, ours = layer_pair(
+        name.partition("-")[0], backend=backend, device=place.get("device", "cpu"), **LAYERS[name]
+    )
+    return theirs, ours.to(**place)
 
 
 def given_to(name, nodes, edges, backend, seed=0):
-    inputs = graph(nodes, edges, LAYERS[name].get("edge_dim"), backend, seed)
-    return inputs[:2] if inputs[2] is None else inputs
+    return graph(nodes, edges, LAYERS[name].get("edge_dim"), backend, seed)
 
 
 @every_layer
@@ -122,7 +123,7 @@ def test_a_compiled_layer_takes_a_plan(backend, name):
     assert_same(results(compiled, (x, ours.plan(edge_index, 17))), results(theirs, (x, edge_index)), backend)
 
 
-@every_layer
+@each_type
 def test_a_compiled_layer_drops_weights_as_an_eager_one(name):
     if name == "AGNNConv":
         return  # has no dropout
@@ -140,7 +141,7 @@ def test_a_compiled_layer_drops_weights_as_an_eager_one(name):
         close(compiled(*inputs), layer(*inputs))
 
 
-@every_layer
+@each_type
 def test_a_compiled_layer_computes_in_the_type_of_autocast(name):
     _, layer = pair(name, "formula")
     inputs = [each.float() if each.is_floating_point() else each for each in given_to(name, 17, 40, "formula")]
@@ -152,8 +153,10 @@ def test_a_compiled_layer_computes_in_the_type_of_autocast(name):
     close(*found, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "AGNNConv"])
+@each_type
 def test_a_compiled_layer_returns_attention_weights(name):
+    if name == "AGNNConv":
+        return  # returns none
     theirs, ours = pair(name, "formula")
     inputs = given_to(name, 17, 40, "formula")
     out, (edges, weights) = torch.compile(ours, backend="aot_eager")(*inputs, return_attention_weights=True)
@@ -170,7 +173,7 @@ def test_edge_features_of_other_edges_are_an_error_of_a_compiled_layer():
 
 def test_wrong_ids_are_named_by_a_compiled_layer():
     layer = fused3s.nn.TransformerConv(8, 4, backend="reference").double()
-    x, edge_index, _ = graph(17, 40, None, "reference")
+    x, edge_index = graph(17, 40, None, "reference")
     with pytest.raises(ValueError, match=r"row 0 \(sources\) holds ids from .* to 99"):
         torch.compile(layer, backend="aot_eager", fullgraph=True)(x, edge_index.clamp(min=99))
 
@@ -179,21 +182,8 @@ def test_wrong_ids_are_named_by_a_compiled_layer():
 @pytest.mark.parametrize("has_tag", [False, True])
 def test_gpu_capture_is_refused_by_a_torch_that_would_capture_by_itself(monkeypatch, has_tag):
     query, edge_index = torch.randn(3, 17, 2, 4, device="cuda").half(), graph(17, 40, None, "fused3s")[1]
-    arguments = (
-        *query,
-        "fused3s",
-        edge_index,
-        NO_LOOPS,
-        True,
-        0.5,
-        [],
-        [False] * 12,
-        [0.2],
-        0.0,
-        "",
-        torch.float16,
-        False,
-    )
+    terms = [], [False] * 12, [0.2], 0.0, ""
+    arguments = *query, "fused3s", edge_index, NO_LOOPS, True, 0.5, *terms, torch.float16, False
     expected, _ = torch.ops.fused3s.attention_of_edges(*arguments)
     monkeypatch.setattr("fused3s.nn.cached.edge_attention.TAGS", ("the tag",) if has_tag else ())
     torch.cuda.synchronize()
@@ -262,7 +252,7 @@ def test_gpu_cuda_graphs_of_torch_compile_plan_each_edge_index(planned, filled, 
 @pytest.mark.gpu
 def test_gpu_wrong_ids_are_named_before_the_capture():
     layer = torch.compile(fused3s.nn.TransformerConv(8, 4).cuda(), mode="reduce-overhead", fullgraph=True)
-    x, edge_index, _ = graph(17, 40, None, "fused3s")
+    x, edge_index = graph(17, 40, None, "fused3s")
     with pytest.raises(ValueError, match=r"row 0 \(sources\) holds ids from .* to 99"):
         layer(x, edge_index.clamp(min=99))
 

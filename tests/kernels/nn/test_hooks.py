@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch_geometric.nn
+from layer_pairs import WITH_EDGES, assert_same, pair, random_graph, trained
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -67,6 +67,12 @@ def patched(owner, name, calls):
     layer.forward = lambda x: calls.append("patch") or 2 * forward(x)
 
 
+def replaced(owner, name, calls):
+    rows, columns = getattr(owner, name).weight.shape
+    torch.manual_seed(7)
+    setattr(owner, name, nn.Linear(columns, rows).double())  # with a bias
+
+
 CHANGES = {
     "forward_pre": observed("register_forward_pre_hook", lambda module, given: (2 * given[0],)),
     "forward": observed("register_forward_hook", lambda module, given, out: 2 * out),
@@ -79,62 +85,45 @@ CHANGES = {
     "adapter": adapted,
     "subclass": of_subclass,
     "patch": patched,
+    "replaced": replaced,
 }
 
 
-def results(layer, pair, has_features):
-    """Output and all gradients of a training step."""
-    generator = torch.Generator().manual_seed(2)
-    x, edge_attr = (torch.randn(length, COLUMNS, generator=generator).double().requires_grad_() for length in (N, E))
-    edge_index = torch.randint(N, (2, E), generator=generator)
-    out = layer((x, x.clone()) if pair else x, edge_index, edge_attr if has_features else None)
-    out.square().sum().backward()
-    found = {name: parameter.grad for name, parameter in layer.named_parameters()}
-    return {"out": out, "x": x.grad, "edge_attr": edge_attr.grad} | found
+# The backend with a backward pass of its own, for which layers join their projections; another one for two changes.
+WITH_BACKENDS = [(change, "formula") for change in CHANGES] + [("forward", "scatter"), ("adapter", "scatter")]
 
 
-@pytest.mark.parametrize("backend", ["scatter", "formula"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "backend"), WITH_BACKENDS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_they_count_as_in_pyg(name, change, backend):
-    (options, modules), pair = LAYERS[name], "pairs" in name
-    kind, columns = name.split()[0], (COLUMNS, COLUMNS) if pair else COLUMNS
+    (options, modules), kind = LAYERS[name], name.split()[0]
+    x, edges, attr = random_graph(N, E, COLUMNS, COLUMNS)
+    given, columns = ((x, x.clone()), (COLUMNS, COLUMNS)) if "pairs" in name else (x, COLUMNS)
+    graph = (edges, attr) if "edge_dim" in options else (edges,)
     for module in modules:
         module = "res" if module == "res" else "_".join(filter(None, ("lin", module)))
-        torch.manual_seed(3)
-        theirs = getattr(torch_geometric.nn, kind)(columns, 3, heads=2, **options).double()
-        ours = getattr(fused3s.nn, kind)(columns, 3, heads=2, **options, backend=backend).double()
-        ours.load_state_dict(theirs.state_dict())
         found = []
-        for layer in (theirs, ours):
+        for layer in pair(kind, columns, 3, 2, backend=backend, **options):
             calls = []
             CHANGES[change](layer, module, calls)
-            found.append((results(layer, pair, "edge_dim" in options), calls))
+            found.append((trained(layer, given, *graph), calls))
         (expected, wanted), (got, calls) = found
         assert calls == wanted, module
-        assert got.keys() == expected.keys()
-        for each, right in expected.items():
-            torch.testing.assert_close(got[each], right, rtol=1e-9, atol=1e-9, msg=f"{module}: {each}")
+        assert_same(got, expected)
 
 
 def test_weights_of_an_adapted_edge_layer_are_pygs():
-    torch.manual_seed(3)
-    x, edge_index, edge_attr = torch.randn(N, 4).double(), torch.randint(N, (2, E)), torch.randn(E, 5).double()
-    for kind in ("TransformerConv", "GATConv", "GATv2Conv"):
-        theirs = getattr(torch_geometric.nn, kind)(4, 3, heads=2, edge_dim=5).double()
-        ours = getattr(fused3s.nn, kind)(4, 3, heads=2, edge_dim=5, backend="scatter").double()
-        ours.load_state_dict(theirs.state_dict())
-        found = []
-        for layer in (theirs, ours):
-            calls = []
-            adapted(layer, "lin_edge", calls)
-            CHANGES["forward"](layer, "lin_edge", calls)
-            out, (_, weights) = layer(x, edge_index, edge_attr, return_attention_weights=True)
-            found.append((out, weights, calls))
-        (expected, right, wanted), (out, weights, calls) = found
-        assert calls == wanted
-        torch.testing.assert_close(out, expected)
-        torch.testing.assert_close(weights, right)
+    graph = random_graph(N, E, 4, 5)
+    for kind in WITH_EDGES:
+        found, calls = [], []
+        for layer in pair(kind, 4, 3, 2, edge_dim=5, backend="scatter"):
+            calls.append([])
+            adapted(layer, "lin_edge", calls[-1])
+            CHANGES["forward"](layer, "lin_edge", calls[-1])
+            out, (_, weights) = layer(*graph, return_attention_weights=True)
+            found.append((out, weights))
+        assert calls[0] == calls[1]
+        torch.testing.assert_close(found[1], found[0])
 
 
 def test_bound_edges_cannot_pass_through_a_hook():
@@ -148,9 +137,8 @@ def test_bound_edges_cannot_pass_through_a_hook():
         layer(torch.randn(N, 4), plan, bound)
 
 
-@pytest.mark.parametrize("backend", ["scatter", "formula"])
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "out_proj"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "backend"), WITH_BACKENDS)
 def test_sparse_mha_counts_them(change, name, backend):
     """By the layer's formula, written with its modules."""
     torch.manual_seed(3)

@@ -1,6 +1,5 @@
 """A layer as one autograd function, on a backend with a backward pass of its own: what autograd and users do with it,
-and the memory that its parameters share. Its numbers: test_transformer_conv.py; with the fused kernels:
-test_layers_on_cpu.py.
+and the memory that its parameters share. Its numbers: test_pyg_layers.py, and test_layers_on_cpu.py by the kernels.
 """
 
 import copy
@@ -8,22 +7,22 @@ import io
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.utils import parametrizations
+from layer_pairs import WITH_EDGES, assert_same, listed_graph, trained
+from layer_pairs import pair as pyg_pair
 
 import fused3s.nn
-from fused3s.nn import transformer_conv
 from fused3s.nn.joint import parameters as joint_parameters
 
 close = torch.testing.assert_close
 pytestmark = pytest.mark.usefixtures("formula")
 EDGES = torch.tensor([[0, 1, 2, 3, 3, 5, 0], [1, 2, 0, 3, 4, 1, 4]])
+with_edges = pytest.mark.parametrize("kind", WITH_EDGES)
 
 
-def pair(**options):
+def pair():
     """A layer on the backend with a backward pass of its own, and the same on one that autograd differentiates."""
     torch.manual_seed(0)
-    layer = fused3s.nn.TransformerConv(4, 3, heads=2, backend="formula", **options).double()
+    layer = fused3s.nn.TransformerConv(4, 3, heads=2, backend="formula").double()
     other = copy.deepcopy(layer)
     other.backend = "reference"
     return layer, other
@@ -33,9 +32,8 @@ def features():
     return torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).requires_grad_()
 
 
-def gradients(layer, x, *attr):
-    leaves = [each for each in (x, *attr, *layer.parameters()) if each.requires_grad]
-    return torch.autograd.grad(layer(x, EDGES, *attr).square().sum(), leaves)
+def gradients(layer, x):
+    return torch.autograd.grad(layer(x, EDGES).square().sum(), [x, *layer.parameters()])
 
 
 @pytest.fixture
@@ -46,25 +44,55 @@ def copies(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("options", [{}, {"concat": False}, {"beta": True}, {"edge_dim": 2}], ids=str)
-def test_frozen_parameters_and_inputs_get_no_gradient(options):
-    attr = (torch.randn(EDGES.shape[1], 2).double().requires_grad_(),) if options.get("edge_dim") else ()
-    layer, other = pair(**options)
-    for each in (layer, other):
-        for parameter in (each.lin_query.weight, each.lin_skip.bias, *each.lin_value.parameters()):
-            parameter.requires_grad_(False)
-    for x in (features(), features().detach()):
-        for mine, expected in zip(gradients(layer, x, *attr), gradients(other, x, *attr), strict=True):
-            close(mine, expected)
+@with_edges
+def test_a_layer_is_one_autograd_node(kind):
+    _, ours = pyg_pair(kind, 7, 4, 2, backend="formula")
+    x, edge_index = listed_graph("hub", 7)
+    out = ours(x.requires_grad_(), edge_index)
+    behind = {each.variable for each, _ in out.grad_fn.next_functions if each is not None}  # AccumulateGrad: leaves
+    assert behind == {x, *ours.parameters()}
 
 
-def test_weights_that_change_before_the_backward_pass_are_an_error():
-    layer, _ = pair()
-    loss = layer(features(), EDGES).sum()
-    with torch.no_grad():
-        layer.lin_key.weight.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+OPTIONS = [(kind, options) for kind in WITH_EDGES for options in ({}, {"concat": False}, {"edge_dim": 2})]
+
+
+@pytest.mark.parametrize(("kind", "options"), [*OPTIONS, ("TransformerConv", {"beta": True})], ids=str)
+def test_frozen_parameters_and_inputs_get_no_gradient(kind, options):
+    layers = pyg_pair(kind, 7, 4, 2, backend="formula", **options)
+    x, *graph = listed_graph("hub", 7, options.get("edge_dim"))
+    names = [name for name, _ in layers[1].named_parameters()]
+    for frozen in [[name] for name in names] + [names[1:]]:
+        for layer in layers:
+            for name, parameter in layer.named_parameters():
+                parameter.requires_grad_(name not in frozen)
+        theirs, ours = (trained(layer, x, *graph) for layer in layers)
+        assert_same(ours, theirs)
+        assert all(ours[name] is None for name in frozen)
+    of_inputs = [
+        torch.autograd.grad(layer(x, *graph).square().sum(), next(iter(layer.parameters())))[0] for layer in layers
+    ]
+    close(*of_inputs)
+
+
+@with_edges
+def test_weights_that_change_before_the_backward_pass_are_an_error(kind):
+    _, ours = pyg_pair(kind, 7, 4, 2, backend="formula")
+    x, edge_index = listed_graph("hub", 7)
+    for parameter in [each for name, each in ours.named_parameters() if "bias" not in name and "skip" not in name]:
+        loss = ours(x, edge_index).sum()
+        with torch.no_grad():
+            parameter.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@with_edges
+def test_second_derivatives_are_an_error(kind):
+    _, ours = pyg_pair(kind, 7, 4, 2, backend="formula")
+    x, edge_index = listed_graph("hub", 7)
+    (gradient,) = torch.autograd.grad(ours(x.requires_grad_(), edge_index).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        gradient.sum().backward()
 
 
 def test_hooks_of_parameters_see_gradients_that_are_theirs_alone():
@@ -81,9 +109,8 @@ def test_hooks_of_parameters_see_gradients_that_are_theirs_alone():
 
 def test_parameters_are_not_copied_together(copies):
     layer, other = pair()
-    rate = {"lr": 0.1}
     for each in (layer, other):
-        optimiser = torch.optim.AdamW(each.parameters(), **rate)
+        optimiser = torch.optim.AdamW(each.parameters(), lr=0.1)
         for _ in range(3):
             optimiser.zero_grad()
             each(features(), EDGES).square().sum().backward()
@@ -130,20 +157,7 @@ def test_parameters_that_are_elsewhere_count(how):
         close(mine, expected)
 
 
-@pytest.mark.parametrize(
-    "change", [parametrizations.weight_norm, lambda layer: nn.Linear(4, 6, bias=False, dtype=torch.float64)]
-)
-def test_projections_that_are_not_plain_are_called(change, monkeypatch):
-    monkeypatch.setattr(transformer_conv, "run_as_node", None)
-    layer, other = pair()
-    for each in (layer, other):
-        torch.manual_seed(7)
-        each.lin_key = change(each.lin_key)
-    for mine, right in zip(gradients(layer, features()), gradients(other, features()), strict=True):
-        close(mine, right)
-
-
-@pytest.mark.parametrize("kind", ["TransformerConv", "GATConv", "GATv2Conv"])
+@with_edges
 def test_a_plan_of_grouped_queries_is_refused(kind):
     """Its graph has a row for each query of a group, so that a kernel would read past the rows of a layer."""
     heads = {"num_heads": 4, "num_kv_heads": 2, "edge_data": True}

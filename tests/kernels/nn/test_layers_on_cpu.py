@@ -1,16 +1,17 @@
 """Layers with the kernels of `fused3s` on the CPU (tests/cuda_shim): the joint projection's strides, and gradients that
-the kernels write into rows which hold those of the root or of scores, too."""
+the kernels write into rows which hold those of the root or of scores, too. PyG's layers in float64 are the oracle."""
 
 import pytest
 import torch
 import torch_geometric.nn
-from attention_cases import EDGE_CASES
-from edge_cases import EDGE_LISTS
+from layer_pairs import listed_graph, pair, trained
 
 import fused3s.nn
 from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
 
-pytestmark = ON_SHIM
+pytestmark = [*ON_SHIM, pytest.mark.usefixtures("unset_memory")]
+HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+ALLOWED = {FLOAT: 1e-5, HALF: 5e-3, BFLOAT: 3e-2}  # relative: of the output, of each input, of all parameters together
 
 
 @pytest.fixture
@@ -26,155 +27,86 @@ def unset_memory(monkeypatch):
         monkeypatch.setattr(owner, name, unset)
 
 
-@pytest.mark.usefixtures("unset_memory")
-@pytest.mark.parametrize(
-    ("heads", "width", "switches", "graph_name"),
-    [
-        (1, 64, {"concat": False}, "wide"),
-        (4, 8, {"beta": True, "bias": False}, "n_one_past_16"),
-        (4, 8, {}, "wide"),
-        (3, 13, {"root_weight": False}, "n_one_past_16"),
-        (3, 13, {"concat": False}, "wide"),
+# Columns of a head, heads, options, graph, type.
+CASES = {
+    "TransformerConv": [
+        (64, 1, {"concat": False}, "wide", HALF),
+        (8, 4, {"beta": True, "bias": False}, "n_one_past_16", HALF),
+        (8, 4, {}, "wide", HALF),
+        (13, 3, {"root_weight": False}, "n_one_past_16", HALF),
+        (13, 3, {"concat": False}, "wide", HALF),
+        (64, 1, {"edge_dim": 3}, "hub", FLOAT),
+        (13, 3, {"edge_dim": 3}, "hub", FLOAT),
+        (13, 3, {"edge_dim": 20}, "hub", FLOAT),
     ],
-)
-def test_a_training_step_is_that_of_float64(monkeypatch, heads, width, switches, graph_name):
-    torch.manual_seed(0)
-    exact = fused3s.nn.TransformerConv(16, width, heads=heads, **switches, backend="reference").double()
-    layer = fused3s.nn.TransformerConv(16, width, heads=heads, **switches, backend="fused3s").half()
-    with torch.no_grad():
-        for mine, parameter in zip(layer.parameters(), exact.parameters(), strict=True):
-            parameter.copy_(mine.copy_(parameter))
-    graph = EDGE_CASES[graph_name]().tocoo()
-    edge_index = torch.stack([torch.from_numpy(graph.col), torch.from_numpy(graph.row)]).long()
-    num_targets, num_sources = graph.shape
-    x = torch.randn(num_sources, 16).half().requires_grad_()
-
-    def given(x):
-        return x if num_targets == num_sources else (x, x[:num_targets])
-
-    joined = []
-    cat = torch.cat
-    with cuda_on_cpu(MODES["late"]):
-        plan = layer.plan(edge_index, (num_sources, num_targets))
-        out = layer(given(x), plan)
-        leaves = [x, *(each for each in layer.parameters())]
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "cat", lambda *tensors: joined.append(tensors) or cat(*tensors))
-            found = torch.autograd.grad(out.float().square().sum(), leaves, allow_unused=True)
-    nodes = x.detach().double().requires_grad_()
-    expected_out = exact(given(nodes), edge_index)
-    expected = torch.autograd.grad(expected_out.square().sum(), [nodes, *exact.parameters()], allow_unused=True)
-    for mine, correct in zip((out, *found), (expected_out, *expected), strict=True):
-        assert (mine is None) == (correct is None)
-        if mine is not None:
-            assert (mine.double() - correct).norm() <= 1e-2 * correct.norm() + 1e-2
-    if not switches.get("beta"):
-        assert not joined, "the gradients of q, k, v and root were copied into one tensor"
-
-
-@pytest.mark.usefixtures("unset_memory")
-@pytest.mark.parametrize(("heads", "width", "edge_dim"), [(1, 64, 3), (3, 13, 3), (3, 13, 20)])
-def test_float32_weights_under_autocast_with_edge_attributes(heads, width, edge_dim):
-    torch.manual_seed(0)
-    layer = fused3s.nn.TransformerConv(16, width, heads=heads, edge_dim=edge_dim, backend="fused3s")
-    exact = fused3s.nn.TransformerConv(16, width, heads=heads, edge_dim=edge_dim, backend="reference").double()
-    exact.load_state_dict(layer.state_dict())
-    graph = EDGE_CASES["hub"]().tocoo()
-    edge_index = torch.stack([torch.from_numpy(graph.col), torch.from_numpy(graph.row)]).long()
-    x, attr = torch.randn(graph.shape[0], 16), torch.randn(graph.nnz, edge_dim)
-    with cuda_on_cpu(MODES["late"]):
-        with torch.autocast("cpu", torch.float16):
-            plan = layer.plan(edge_index, len(x))
-            out = layer(x, plan, attr)
-        assert (plan.inputs.dtype, out.dtype) == (torch.float16, torch.float16)
-        out.float().square().sum().backward()
-    expected = exact(x.double(), edge_index, attr.double())
-    expected.square().sum().backward()
-    assert (out.double() - expected).norm() <= 1e-2 * expected.norm()
-    mine, correct = (torch.cat([each.grad.double().flatten() for each in one.parameters()]) for one in (layer, exact))
-    assert (mine - correct).norm() <= 1e-2 * correct.norm()
-
-
-@pytest.mark.usefixtures("unset_memory")
-@pytest.mark.parametrize("layer_type", [fused3s.nn.GATConv, fused3s.nn.GATv2Conv])
-@pytest.mark.parametrize(
-    ("heads", "width", "graph_name", "dtype", "allowed"),
-    [
-        (4, 8, "n_one_past_16", torch.float32, 1e-5),
-        (1, 40, "hub", torch.float32, 1e-5),
-        (3, 13, "wide", torch.float32, 1e-5),
-        (4, 8, "wide", torch.float16, 5e-3),
-        (1, 1, "wide", torch.float16, 5e-3),
+    "GATConv": [
+        (8, 4, {}, "n_one_past_16", FLOAT),
+        (40, 1, {}, "hub", FLOAT),
+        (13, 3, {"add_self_loops": False}, "wide", FLOAT),
+        (8, 4, {"add_self_loops": False}, "wide", HALF),
+        (1, 1, {"add_self_loops": False}, "wide", HALF),
     ],
-)
-def test_a_training_step_of_gat(layer_type, heads, width, graph_name, dtype, allowed):
-    graph = EDGE_CASES[graph_name]().tocoo()
-    num_targets, num_sources = graph.shape
-    options = {"heads": heads, "add_self_loops": num_targets == num_sources}
-    torch.manual_seed(0)
-    layer = layer_type(16, width, **options, backend="fused3s").to(dtype)
-    exact = layer_type(16, width, **options, backend="reference").double()
-    exact.load_state_dict(layer.state_dict())
-    edge_index = torch.stack([torch.from_numpy(graph.col), torch.from_numpy(graph.row)]).long()
-    x = torch.randn(num_sources, 16).to(dtype).requires_grad_()
-
-    def step(layer, x):
-        given = x if num_targets == num_sources else (x, x[:num_targets])
-        out = layer(given, edge_index)
-        of_x, *of_parameters = torch.autograd.grad(out.double().square().sum(), [x, *layer.parameters()])
-        return out, of_x, torch.cat([each.flatten() for each in of_parameters])
-
-    with cuda_on_cpu(MODES["late"]):
-        found = step(layer, x)
-    for mine, correct in zip(found, step(exact, x.detach().double().requires_grad_()), strict=True):
-        assert (mine.double() - correct).norm() <= allowed * correct.norm()
-
-
-@pytest.mark.usefixtures("unset_memory")
-@pytest.mark.parametrize(
-    ("graph_name", "heads", "width", "edge_dim", "dtype", "options"),
-    [
-        ("hub", 8, 16, 8, torch.float32, {}),
-        ("repeated", 4, 8, 5, torch.float32, {"share_weights": True, "concat": False}),
-        ("repeated", 2, 24, 40, torch.float32, {"residual": True, "fill_value": "max"}),
-        ("empty_rows_and_windows", 3, 13, 3, torch.float32, {"add_self_loops": False, "negative_slope": 0.05}),
-        ("wide", 4, 8, 20, torch.float32, {"bias": False}),
-        ("tall", 1, 64, 1, torch.float32, {"add_self_loops": False}),
-        ("one_node_no_edge", 2, 8, 3, torch.float32, {}),
-        ("no_edges", 2, 8, 3, torch.float32, {"add_self_loops": False}),
-        ("hub", 8, 16, 8, torch.bfloat16, {}),
-        ("directed", 4, 8, 32, torch.float16, {"concat": False}),
+    "GATv2Conv": [
+        (16, 8, {"edge_dim": 8}, "hub", FLOAT),
+        (8, 4, {"edge_dim": 5, "share_weights": True, "concat": False}, "repeated", FLOAT),
+        (24, 2, {"edge_dim": 40, "residual": True, "fill_value": "max"}, "repeated", FLOAT),
+        (13, 3, {"edge_dim": 3, "add_self_loops": False, "negative_slope": 0.05}, "empty_rows_and_windows", FLOAT),
+        (8, 4, {"edge_dim": 20, "bias": False}, "wide", FLOAT),
+        (64, 1, {"edge_dim": 1, "add_self_loops": False}, "tall", FLOAT),
+        (8, 2, {"edge_dim": 3}, "one_node_no_edge", FLOAT),
+        (8, 2, {"edge_dim": 3, "add_self_loops": False}, "no_edges", FLOAT),
+        (16, 8, {"edge_dim": 8}, "hub", BFLOAT),
+        (8, 4, {"edge_dim": 32, "concat": False}, "directed", HALF),
     ],
-)
-def test_a_training_step_of_gatv2_with_edge_features_is_that_of_pyg(graph_name, heads, width, edge_dim, dtype, options):
-    """PyG's layer in float64, with the same weights."""
-    graph = EDGE_LISTS[graph_name]()
-    num_targets, num_sources = graph.shape
-    columns = 16 if num_targets == num_sources else (16, 16)
-    torch.manual_seed(0)
-    layer = fused3s.nn.GATv2Conv(columns, width, heads, edge_dim=edge_dim, **options, backend="fused3s").to(dtype)
-    exact = torch_geometric.nn.GATv2Conv(columns, width, heads, edge_dim=edge_dim, **options).double()
-    exact.load_state_dict(layer.state_dict())
-    edge_index = torch.stack([graph.col, graph.row])
-    x, attr = torch.randn(num_sources, 16).to(dtype), torch.randn(graph.num_edges, edge_dim).to(dtype)
-
-    def step(layer, x, attr):
-        leaves = x.requires_grad_(), attr.requires_grad_()
-        out = layer(x if num_targets == num_sources else (x, x[:1].repeat(num_targets, 1)), edge_index, attr)
-        of_x, of_attr, *of_parameters = torch.autograd.grad(out.double().square().sum(), [*leaves, *layer.parameters()])
-        return out, of_x, of_attr, torch.cat([each.flatten() for each in of_parameters])
-
-    with cuda_on_cpu(MODES["random"]):
-        found = step(layer, x, attr)
-    allowed = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
-    for mine, correct in zip(found, step(exact, x.detach().double(), attr.detach().double()), strict=True):
-        assert (mine.double() - correct).norm() <= allowed * correct.norm()
+}
+CASES["GATv2Conv"] += CASES["GATConv"]
+CASES = [(kind, *case) for kind, cases in CASES.items() for case in cases]
 
 
-@pytest.mark.usefixtures("unset_memory")
-@pytest.mark.parametrize(
-    ("heads", "columns", "dtype"), [(8, 128, torch.float32), (3, 39, torch.float16), (2, 8, torch.bfloat16)]
-)
+def assert_near(found, expected, allowed):
+    """Results of `trained`."""
+    parameters = [name for name in expected if name not in ("out", "x0", "x1", "edge_attr0")]
+    for names in (*([name] for name in expected if name not in parameters), parameters):
+        mine, right = (
+            torch.cat([each[n].double().flatten() for n in names if expected[n] is not None])
+            for each in (found, expected)
+        )
+        assert (mine - right).norm() <= allowed * right.norm(), names
+
+
+@pytest.mark.parametrize(("kind", "width", "heads", "options", "name", "dtype"), CASES, ids=str)
+def test_a_training_step_is_that_of_pyg(kind, width, heads, options, name, dtype):
+    """With the weights as rounded; float32 of TransformerConv under autocast."""
+    x, *graph = listed_graph(name, 16, options.get("edge_dim"), dtype)
+    columns = (16, 16) if isinstance(x, tuple) else 16
+    exact, layer = pair(kind, columns, width, heads, backend="fused3s", **options)
+    exact.load_state_dict(layer.to(dtype).state_dict())
+    casts = dtype == FLOAT and kind == "TransformerConv"
+    with cuda_on_cpu(MODES["random"]), torch.autocast("cpu", HALF, enabled=casts):
+        found = trained(layer, x, *graph)
+    assert not casts or found["out"].dtype == HALF
+    double = tuple(each.double() for each in x) if isinstance(x, tuple) else x.double()
+    expected = trained(exact, double, graph[0], *(each.double() for each in graph[1:]))
+    assert_near(found, expected, ALLOWED[HALF if casts else dtype])
+
+
+@pytest.mark.parametrize(("heads", "width", "options"), [(4, 8, {}), (3, 13, {"concat": False}), (1, 64, {})])
+def test_gradients_of_the_projections_are_not_copied_together(monkeypatch, heads, width, options):
+    """Of query, key, value and root."""
+    layer, joined, cat = (
+        fused3s.nn.TransformerConv(16, width, heads, **options, backend="fused3s").half(),
+        [],
+        torch.cat,
+    )
+    x, edges = listed_graph("n_one_past_16", 16, dtype=HALF)
+    with cuda_on_cpu(MODES["late"]):
+        out = layer(x.requires_grad_(), layer.plan(edges, len(x)))
+        monkeypatch.setattr(torch, "cat", lambda *tensors: joined.append(tensors) or cat(*tensors))
+        torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()])
+    assert not joined
+
+
+@pytest.mark.parametrize(("heads", "columns", "dtype"), [(8, 128, FLOAT), (3, 39, HALF), (2, 8, BFLOAT)])
 def test_a_training_step_of_hgt_is_that_of_pyg(heads, columns, dtype):
     """PyG's layer in float64, with the same weights; authors have no edges into them, papers have repeated ones."""
     relations = {("author", "writes", "paper"): 60, ("paper", "cites", "paper"): 90, ("paper", "has", "author"): 0}
@@ -199,6 +131,6 @@ def test_a_training_step_of_hgt_is_that_of_pyg(heads, columns, dtype):
 
     with cuda_on_cpu(MODES["random"]):
         found = step(layer, x)
-    allowed = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    allowed = {FLOAT: 1e-5, HALF: 5e-3, BFLOAT: 3e-2}[dtype]
     for mine, correct in zip(found, step(exact, [each.detach().double() for each in x]), strict=True):
         assert (mine.double() - correct).norm() <= allowed * correct.norm()

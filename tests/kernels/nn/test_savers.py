@@ -15,7 +15,6 @@ from huggingface_hub import load_torch_model, save_torch_model
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.optim.swa_utils import AveragedModel
 
 import fused3s.nn
 
@@ -53,11 +52,6 @@ def called(name):
 def twin_of(name):
     """PyG's layer, which has tensors of the same names; for SparseMHA, which PyG lacks, another one of ours."""
     return layer_of(name, fused3s.nn if name == "SparseMHA" else pyg)
-
-
-def state_dict(layer, twin, folder):
-    torch.save(layer.state_dict(), folder / "state")
-    twin.load_state_dict(torch.load(folder / "state"))
 
 
 def safetensors_file(layer, twin, folder):
@@ -106,12 +100,6 @@ def one_vector(layer, twin, folder):
     vector_to_parameters(vector.clone(), twin.parameters())
 
 
-def average(layer, twin, folder):
-    averaged = AveragedModel(twin)
-    averaged.update_parameters(layer)
-    twin.load_state_dict(averaged.module.state_dict())
-
-
 def average_in_the_state_dict(layer, twin, folder):
     """As in many a training script: tensors of `state_dict()` are the parameters."""
     for name, tensor in layer.state_dict().items():
@@ -125,8 +113,8 @@ def shared_memory(layer, twin, folder):
 
 
 SAVERS = [
-    *(state_dict, safetensors_file, safetensors_model, safetensors_model_read_by_ours, hub, accelerate_model),
-    *(accelerate_state, distributed_checkpoint, one_vector, average, average_in_the_state_dict, shared_memory),
+    *(safetensors_file, safetensors_model, safetensors_model_read_by_ours, hub, accelerate_model),
+    *(accelerate_state, distributed_checkpoint, one_vector, average_in_the_state_dict, shared_memory),
 ]
 
 

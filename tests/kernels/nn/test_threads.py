@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch_geometric.nn as pyg
+from layer_pairs import DTYPE, random_graph, trained
+from layer_pairs import assert_same as assert_same_step
+from layer_pairs import pair as layer_pair
 from racing import in_threads
 from torch.utils.checkpoint import checkpoint
 
-import fused3s.nn
 from fused3s import EdgeData, plan_attention
 
-NODES, EDGES, DTYPE = 30, 200, torch.float64
+NODES, EDGES = 30, 200
 KINDS = {
     "TransformerConv": {},
     "TransformerConv-edges": {"edge_dim": 8},
@@ -30,43 +31,29 @@ KINDS = {
     "GATv2Conv-edges": {"edge_dim": 8},
 }
 BACKENDS = ["formula", "scatter"]  # one with a backward pass of its own, as fused3s; one that autograd differentiates
-pytestmark = pytest.mark.usefixtures("formula", "one_thread")
+pytestmark = pytest.mark.usefixtures("formula")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 both_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def pair(kind, backend):
     """PyG's layer, and ours with its weights."""
-    torch.manual_seed(0)
-    name = kind.partition("-")[0]
-    theirs = getattr(pyg, name)(32, 16, 4, **KINDS[kind])
-    ours = getattr(fused3s.nn, name)(32, 16, 4, backend=backend, **KINDS[kind])
-    ours.load_state_dict(theirs.state_dict())
-    return theirs.double(), ours.double()
+    return layer_pair(kind.partition("-")[0], 32, 16, 4, backend=backend, **KINDS[kind])
 
 
 def given(kind):
     """x, a new edge_index and edge features of a layer."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(NODES, 32, generator=generator, dtype=DTYPE).requires_grad_()
-    edges = torch.randint(NODES, (2, EDGES), generator=generator)
-    return (x, edges, torch.randn(EDGES, 8, generator=generator, dtype=DTYPE)) if KINDS[kind] else (x, edges)
+    x, *graph = random_graph(NODES, EDGES, 32, KINDS[kind].get("edge_dim"))
+    return x.requires_grad_(), *graph
 
 
 def results(layer, kind):
-    """Output, gradient of x and of the parameters; by `backward`, as hooks and checkpoints want it."""
-    layer.zero_grad()
-    x, *graph = given(kind)
-    out = layer(x, *graph)
-    out.square().sum().backward()
-    return [out.detach(), x.grad, *(each.grad for each in layer.parameters())]
+    return trained(layer, *given(kind))
 
 
 def assert_same(mine, expected):
     for one, other in zip(mine, expected, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
 @every_kind
@@ -77,7 +64,7 @@ def test_hooks_of_the_layer_itself_run(kind):
         layer.register_full_backward_pre_hook(lambda module, grads: (2 * grads[0],))
         layer.register_full_backward_hook(lambda *args: calls.append(args))
     theirs, ours = (results(layer, kind) for layer in layers)
-    assert_same(ours, theirs)
+    assert_same_step(ours, theirs)
     assert len(calls) == 2
 
 
@@ -123,7 +110,7 @@ def test_copies_of_a_layer_that_was_called_are_layers_of_their_own(kind, backend
     averaged = torch.optim.swa_utils.AveragedModel(layer).module
     loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded, fresh, averaged):
-        assert_same(results(twin, kind), expected)
+        assert_same_step(results(twin, kind), expected)
         assert not {each.data_ptr() for each in twin.parameters()} & {each.data_ptr() for each in layer.parameters()}
 
 
@@ -137,7 +124,7 @@ def test_projections_that_share_a_weight_stay_tied(kind, names, backend):
         first, second = (getattr(layer, name) for name in names)
         second.weight = first.weight
     theirs, ours = layers[0], copy.deepcopy(layers[1]).to("cpu")
-    assert_same(results(ours, kind), results(theirs, kind))
+    assert_same_step(results(ours, kind), results(theirs, kind))
     first, second = (getattr(ours, name) for name in names)
     assert first.weight is second.weight
 

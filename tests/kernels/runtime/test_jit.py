@@ -15,7 +15,6 @@ from ptxas import compile_ptxas
 
 from bench.baselines.dfgnn import DFGNNHyperBackend, DFGNNTilingBackend
 from bench.baselines.flashsparse import Kernels
-from bench.baselines.fused3s_paper import SOURCE as PAPER_SOURCE
 from bench.baselines.fused3s_paper import paper_instance
 from fused3s import KernelCompileError
 from fused3s.fused.edges.added_features import added_instance
@@ -258,11 +257,3 @@ def test_narrowing_conversions_do_not_compile(monkeypatch, tmp_path):
     monkeypatch.setattr(ptxas, "read_source", lambda *_: "__device__ void f(int g) { const unsigned a[1] = {g}; }")
     with pytest.raises(KernelCompileError, match="narrowing"):
         compile_ptxas([paper_instance(torch.float16, torch.float32, 64)], "sm_90")
-
-
-def test_headers_are_pasted_once():
-    source = jit.read_source(PAPER_SOURCE)
-    assert "#include" not in source
-    assert "#pragma once" not in source
-    assert source.count("void mma_m16n8k16(") == 1
-    assert source.count("enum class Element") == 1

@@ -47,26 +47,15 @@ def planned(backend: str, graph, **options) -> AttentionPlan:
     return plan_attention(graph, backend=backend, device="cpu", edge_data=True, **options)
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(1, 16), (3, 5)])
 @pytest.mark.parametrize("name", EDGE_LISTS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_graph_and_kind_agrees_with_dense_attention(backend, name, heads, dim):
-    made, order = FORMS["dgl"](EDGE_LISTS[name]())
-    plan = planned(backend, made)
-    for kind in KINDS:
-        _, tensors, inputs, expected, _ = case(name, kind, heads, dim)
-        output = plan(*tensors, scale=SCALE, edges=in_order(inputs, order))
-        close(output, expected, msg=lambda text, kind=kind: f"{kind}: {text}")
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_form_of_a_graph_keeps_its_edges(backend, form):
-    for name in ("repeated", "tall"):
-        graph, tensors, inputs, expected, _ = case(name, "all", 2, 5)
-        made, order = FORMS[form](graph)
+def test_every_graph_in_every_form_keeps_its_edges(backend, name):
+    """Every kind of edge data: torch_side/test_call_shapes.py."""
+    graph, tensors, inputs, expected, _ = case(name, "all", 3, 5)
+    for form, make in FORMS.items():
+        made, order = make(graph)
         output = planned(backend, made)(*tensors, scale=SCALE, edges=in_order(inputs, order))
-        close(output, expected)
+        close(output, expected, msg=lambda text, form=form: f"{form}: {text}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -287,15 +276,9 @@ WRONG_CALLS = [
         {"bias": zeros(E).float(), "multiplier": None},
         r"bias, multiplier or values of edges: got torch\.float32, but q is torch\.float64; they",
     ),
-    (
-        {"bias": zeros(E, 3)},
-        "bias, multiplier or values of edges: got 3 heads, but q has 2; those of one head or of 2 are needed",
-    ),
+    ({"bias": zeros(E, 3)}, "bias, multiplier or values of edges: got 3 heads, but q has 2; those of one head or of"),
     ({"bias": zeros(E, 3), "multiplier": zeros(E, 2)}, "multiplier: got 2 heads, but another value has 3"),
-    (
-        {"key_weight": None, "value_weight": None},
-        "features: got without a weight; key_weight, value_weight or key_factor is",
-    ),
+    ({"key_weight": None, "value_weight": None}, "features: got without a weight; key_weight, value_weight or"),
     (
         NO_FEATURES | {"key_weight": DATA.key_weight},
         r"key_weight: got without edge features; EdgeData\(features=\[E, r\]",
@@ -307,10 +290,7 @@ WRONG_CALLS = [
         rf"key_weight: got shape \(2, 11, 5\); \[H, d, r\] = \[2, 5, {RANK}\] is needed",
     ),
     ({"type_weight": zeros(TYPES, 5)}, r"type_weight: got shape \(3, 5\); \[T, H, d\] = \[3, 2, 5\] is needed"),
-    (
-        {"type_weight": zeros(TYPES - 1, 2, 5)},
-        "type_weight: got 2 types, but the edges have type 2; .* T from 3 to 256",
-    ),
+    ({"type_weight": zeros(TYPES - 1, 2, 5)}, "type_weight: got 2 types, but the edges have type 2; .* T from 3 to"),
     ({"type_weight": zeros(257, 2, 5)}, "type_weight: got 257 types, .* to 256"),
     (
         {"key_weight": DATA.key_weight.float()},
@@ -318,10 +298,7 @@ WRONG_CALLS = [
     ),
     ({"key_weight": DATA.key_weight.to("meta")}, "key_weight: on meta, but q is on cpu; they must share it"),
     ({"key_factor": zeros(RANK, 2, 5)}, "key_factor: got with edge types; make the types features"),
-    (
-        NO_FEATURES | {"types": None, "type_weight": None, "key_factor": zeros(RANK, 2, 5)},
-        "key_factor: got without edge features",
-    ),
+    (NO_FEATURES | {"types": None, "type_weight": None, "key_factor": zeros(RANK, 2, 5)}, "key_factor: got without"),
     (
         {"types": None, "type_weight": None, "key_factor": zeros(2, RANK, 5)},
         rf"key_factor: got shape \(2, {RANK}, 5\); \[r, H, d\] = \[{RANK}, 2, 5\] is needed",

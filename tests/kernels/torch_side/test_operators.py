@@ -102,33 +102,24 @@ def detached(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("with_edges", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_torchs_checks_of_the_forward_operator(backend, with_edges):
+def test_torchs_checks_of_both_operators(backend, with_edges):
+    """Of every type, and with strided inputs."""
+    forward = torch.ops.fused3s.attention
     for dtype in types_of(backend):
         case = Case(backend, dtype=dtype)
         rest = operator_arguments(case, with_edges)
-        torch.library.opcheck(torch.ops.fused3s.attention, (*case.tensors, *rest, torch.float32, True))
-    tensors = [tensor.detach() for tensor in case.tensors]
-    torch.library.opcheck(torch.ops.fused3s.attention, (*tensors, *detached(rest), dtype, False))
-
-
-@pytest.mark.parametrize("with_edges", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_torchs_checks_of_both_operators_with_strided_inputs(backend, with_edges):
-    case = Case(backend)
-    rest = operator_arguments(case, with_edges)
+        torch.library.opcheck(forward, (*case.tensors, *rest, torch.float32, True))
     q, k, v = (tensor.detach() for tensor in case.tensors)
+    torch.library.opcheck(forward, (q, k, v, *detached(rest), dtype, False))
     q, k = torch.stack([q, k], 1).unbind(1)  # views of [N, 2, H, d]
     inputs = [tensor.requires_grad_() for tensor in (q, k, heads_first(v))]
-    torch.library.opcheck(torch.ops.fused3s.attention, (*inputs, *rest, torch.float32, True))
+    torch.library.opcheck(forward, (*inputs, *rest, torch.float32, True))
     inputs, rest = [tensor.detach() for tensor in inputs], detached(rest)
-    output, lse = torch.ops.fused3s.attention(*inputs, *rest, torch.float32, True)
-    grad_output = heads_first(torch.randn_like(output))
+    output, lse = forward(*inputs, *rest, torch.float32, True)
     of_edges = {"edge_values", "padded_features", "value_weight", "type_weight"} if with_edges else set()
-    names = {"query", "value"} | of_edges
-    wanted = [name in names for name in Gradients._fields]
-    torch.library.opcheck(
-        torch.ops.fused3s.attention_backward, (*inputs, *rest, output, lse, grad_output, torch.randn_like(lse), wanted)
-    )
+    wanted = [name in {"query", "value"} | of_edges for name in Gradients._fields]
+    results = output, lse, heads_first(torch.randn_like(output)), torch.randn_like(lse)
+    torch.library.opcheck(torch.ops.fused3s.attention_backward, (*inputs, *rest, *results, wanted))
 
 
 def heads_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,42 +157,38 @@ def test_a_call_is_traced_without_being_run(backend):
     same(make_fx(case.plan)(*tensors)(*others), case.plan(*others))
 
 
-@pytest.mark.parametrize("backend", OPAQUE)
-def test_a_compiled_call_takes_edge_data_and_dropout(backend):
-    case = Case(backend)
+EDGE_DATA = [
+    (backend, kind) for backend in ("formula", "csr_unfused") for kind in ("bias_per_head", "features", "types")
+]
+EDGE_DATA += [
+    pytest.param("fused3s", kind, marks=pytest.mark.gpu) for kind in ("bias_per_head", "features", "types", "all")
+]
+EDGE_DATA += [(backend, "all") for backend in OPAQUE[:-1]]
+
+
+@pytest.mark.parametrize(("backend", "kind"), EDGE_DATA)
+def test_a_compiled_call_has_the_gradients_of_each_kind_of_edge_data(backend, kind):
+    """With dropout of a new seed; of weights and of one tensor for both weights, too; weights come with the call, or
+    change bound edges."""
+    case = Case(backend, kind=kind)
     seed = torch.tensor([5], device=case.plan.device)
+    weight = case.data.key_weight
+    same_weight = {} if weight is None else {"key_weight": weight, "value_weight": weight}
 
     def attention(q, k, v, bound, seed):
         return case.plan(q, k, v, edges=bound, dropout=Dropout(0.3, seed))
 
-    function = compiled(attention, backend)
-    for _ in range(2):
-        outputs = (call(*case.tensors, case.plan.bind_edges(case.data), seed.clone()) for call in (function, attention))
-        assert_same_call(*outputs, case.leaves)
-        seed += 1
-
-
-@pytest.mark.parametrize("kind", ["bias_per_head", "features", "types", "all"])
-@pytest.mark.parametrize("backend", ["formula", "csr_unfused", FUSED])
-def test_a_compiled_call_has_the_gradients_of_each_kind_of_edge_data(backend, kind):
-    """Of weights and of one tensor for both weights, too; weights come with the call, or change bound edges."""
-    case = Case(backend, kind=kind)
-    weight = case.data.key_weight
-    same_weight = {} if weight is None else {"key_weight": weight, "value_weight": weight}
-
-    def attention(q, k, v, bound):
-        return case.plan(q, k, v, edges=bound)
-
-    def of_shared_tensors(q, k, v, bound):
+    def of_shared_tensors(q, k, v, bound, seed):
         return torch.cat([case.plan(q, q, v, edges=replace(bound, **same_weight)), k])
 
     # Apart: of more than two gradients the compiled sum is rounded once, and the eager one after each addition.
     of_shared = [leaf for leaf in case.leaves if not same_weight or leaf is not case.data.value_weight]
     for function, leaves in ((attention, case.leaves), (of_shared_tensors, of_shared)):
-        outputs = (
-            each(*case.tensors, case.plan.bind_edges(case.data)) for each in (compiled(function, backend), function)
-        )
-        assert_same_call(*outputs, leaves)
+        both = compiled(function, backend), function
+        for _ in range(2):
+            calls = (each(*case.tensors, case.plan.bind_edges(case.data), seed.clone()) for each in both)
+            assert_same_call(*calls, leaves)
+            seed += 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

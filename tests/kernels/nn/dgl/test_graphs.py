@@ -16,7 +16,7 @@ from fused3s.nn.cached import planned_edges
 from fused3s.nn.cached.dgl_edges import edges_of_dgl
 
 dgl = import_dgl()
-pytestmark = pytest.mark.usefixtures("formula", "one_thread")
+pytestmark = pytest.mark.usefixtures("formula")
 CPU = torch.device("cpu")
 
 
