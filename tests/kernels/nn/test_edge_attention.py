@@ -250,6 +250,23 @@ def test_gpu_cuda_graphs_of_torch_compile_plan_each_edge_index(planned, filled, 
 
 
 @pytest.mark.gpu
+def test_gpu_cuda_graphs_sort_features_once_for_all_layers():
+    layers = Twice(fused3s.nn.TransformerConv(8, 4, heads=2, edge_dim=3).cuda())
+    compiled = torch.compile(layers, mode="reduce-overhead", fullgraph=True)
+
+    def step():
+        x, *given = graph(17, 40, 3, "fused3s")
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled(x.requires_grad_(), *given).sum().backward()
+
+    for _ in range(4):
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+    assert sum(each.count for each in profile.key_averages() if "gather_rows" in each.key) == 1
+
+
+@pytest.mark.gpu
 def test_gpu_wrong_ids_are_named_before_the_capture():
     layer = torch.compile(fused3s.nn.TransformerConv(8, 4).cuda(), mode="reduce-overhead", fullgraph=True)
     x, edge_index = graph(17, 40, None, "fused3s")
