@@ -6,11 +6,18 @@ from typing import Any
 
 import torch
 
+from fused3s.torch_side.tensor_record import map_tensors
+
 
 def inputs(rows: int, cols: int, heads: int, dim: int, dtype: torch.dtype, device: str = "cuda") -> list[torch.Tensor]:
     """Random q [rows, H, d], k and v [cols, H, d]."""
     generator = torch.Generator(device).manual_seed(rows + 7 * cols + 13 * heads + dim)
     return [torch.randn(n, heads, dim, generator=generator, device=device).to(dtype) for n in (rows, cols, cols)]
+
+
+def to_gpu(record: Any) -> Any:
+    """A dataclass of tensors, on the GPU."""
+    return map_tensors(record, lambda tensor: tensor.cuda())
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import REAL_GRAPHS, load_real_graph
-from gpu_calls import inputs
+from gpu_calls import inputs, to_gpu
 from poison import poisoned_buffers
 from tolerance import assert_within_bound, edges_of
 
@@ -39,7 +39,7 @@ def set_runs(monkeypatch, least_tcbs: int, most_blocks: int) -> None:
 
 def check(monkeypatch, spec: KernelInstance, graph, heads: int, scale: float, label: str) -> float:
     tensors = inputs(*graph.shape, heads, spec.arguments.dim, spec.arguments.dtype)
-    bsb = BSB.from_graph(graph).to("cuda")
+    bsb = to_gpu(BSB.from_graph(graph))
     with poisoned_buffers(monkeypatch):
         output = launch(spec, bsb, *tensors, scale)
     assert output.dtype == spec.arguments.out_dtype
@@ -78,7 +78,7 @@ def test_split_rows_on_real_graphs(monkeypatch, real_graph_dir, name):
 @pytest.mark.parametrize("dim", [64, 256])
 def test_clocked_build_gives_the_same_bits_and_a_clock_for_each_block(edge_case, switches, dim):
     tensors = inputs(*edge_case.shape, 2, dim, HALF)
-    bsb = BSB.from_graph(edge_case).to("cuda")
+    bsb = to_gpu(BSB.from_graph(edge_case))
     spec = paper_instance(HALF, SINGLE, dim, **switches)
     expected = launch(spec, bsb, *tensors, 0.3)
 

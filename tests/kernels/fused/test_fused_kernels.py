@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import EDGE_CASES, REAL_GRAPHS, REPEATED, load_real_graph
-from gpu_calls import inputs, no_waits
+from gpu_calls import inputs, no_waits, to_gpu
 from instances import forward_instance
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
 from poison import poisoned_buffers
@@ -49,7 +49,7 @@ def fused3s_data(
 
 
 def make_paper(graph):
-    bsb = BSB.from_graph(graph).to(GPU)
+    bsb = to_gpu(BSB.from_graph(graph))
     return lambda q, k, v, scale, out_dtype: fused3s_paper.launch(
         paper_instance(q.dtype, out_dtype, q.shape[-1]), bsb, q, k, v, scale
     )
@@ -122,7 +122,7 @@ def test_every_dimension(monkeypatch, kernel, dim, dtype, out_dtype):
 def test_switches_of_the_papers_kernel_keep_the_result(monkeypatch, edge_case, reordered, permuted, dim):
     q, k, v = inputs(*edge_case.shape, 1, dim, torch.float16)
     spec = paper_instance(q.dtype, torch.float32, dim, reordered=reordered, permuted=permuted)
-    bsb = BSB.from_graph(edge_case).to(GPU)
+    bsb = to_gpu(BSB.from_graph(edge_case))
     with poisoned_buffers(monkeypatch):
         output = fused3s_paper.launch(spec, bsb, q, k, v, 0.2)
     assert_within_bound(output, q, k, v, *edges_of(edge_case, "cuda"), 0.2, spec.name)
