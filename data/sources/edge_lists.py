@@ -35,13 +35,15 @@ class EdgeList(OfficialSource):
 
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         path = root / self.file
+        if self.both_directions and path.suffix in (".mtx", ".mat"):
+            raise ValueError(f"both_directions: {path} says itself whether it is symmetric; leave the option out")
         if path.suffix == ".mtx":
             graph = read_graph(path, selection)
         elif path.suffix == ".mat":
             graph = _read_mat(path)
         elif self.keeps_ids:
             pairs = read_pairs(path)
-            graph = checked_graph(path, *pairs.T, int(pairs.max()) + 1)
+            graph = checked_graph(path, *pairs.T, int(pairs.max()) + 1, both_directions=self.both_directions)
         else:
             graph = ranked_graph(path, read_pairs(path), self.both_directions)
         return replace(graph, origin=self.url)

@@ -21,6 +21,8 @@ from data.sources.base import OfficialSource, Remote, reading
 from data.sources.ogb_import import import_ogb
 from data.sources.pyg import OgbGraphs
 
+KEPT = ("node_counts", "edge_counts", "u", "v", "feat", "edge_feat", "graph_label", *(f"{part}_ids" for part in PARTS))
+
 logger = logging.getLogger(__name__)
 
 
@@ -67,6 +69,9 @@ class SmilesTable(OfficialSource):
             with made_once(kept) as unfinished:
                 if unfinished is not None:
                     np.savez_compressed(unfinished, **self._converted(self.table(root), kept))
+        with reading(kept), np.load(kept, allow_pickle=False) as archive:
+            if missing := [name for name in KEPT if name not in archive.files]:
+                raise ValueError(f"has no {missing[0]}")
         origin = selection.described(f"{self.url}, scaffold split computed")
         return replace(read_collection(kept, selection, with_codes=True), origin=origin)
 

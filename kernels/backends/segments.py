@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..runtime.gather_rows import gather_rows
-
 
 class Segments(NamedTuple):
     """The edges grouped by row or by column.
@@ -26,7 +24,7 @@ def softmax(score: torch.Tensor, rows: Segments) -> torch.Tensor:
     """Softmax over the edges of each row; `score`: [nnz] or [nnz, H]. A row with only -inf scores gets zeros."""
     maximum = torch.segment_reduce(score.detach(), "max", offsets=rows.indptr, unsafe=True)
     maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
-    weight = torch.exp(score - gather_rows(maximum, rows.of_edge))
+    weight = torch.exp(score - maximum.index_select(0, rows.of_edge))
     total = SegmentSum.apply(weight, rows)
     return weight / Gather.apply(torch.where(total == 0, 1.0, total), rows)
 
@@ -37,7 +35,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, segments: Segments) -> torch.Tensor:
         ctx.segments = segments
-        return gather_rows(values, segments.of_edge)
+        return values.index_select(0, segments.of_edge)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -51,7 +49,7 @@ class SegmentSum(torch.autograd.Function):
     def forward(ctx: Any, values: torch.Tensor, segments: Segments) -> torch.Tensor:
         ctx.segments = segments
         if segments.order is not None:
-            values = gather_rows(values, segments.order)
+            values = values.index_select(0, segments.order)
         return torch.segment_reduce(values.contiguous(), "sum", offsets=segments.indptr, unsafe=True)
 
     @staticmethod

@@ -15,6 +15,7 @@ from .launch import launch_kernel
 
 THREADS, BATCH = 256, 4  # as in cuda/gather_rows.cu
 CHUNK_BYTES = 16  # most of a load
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def gather_rows(rows: Tensor, places: Tensor, columns: int | None = None) -> Tensor:
@@ -25,9 +26,7 @@ def gather_rows(rows: Tensor, places: Tensor, columns: int | None = None) -> Ten
         places: [m] int32 or int64, below n (not checked).
         columns: c or more.
     """
-    is_slow = columns is not None or rows.shape[1:].numel() * rows.itemsize >= CHUNK_BYTES  # by torch.index_select
-    runs = is_slow and rows.is_cuda and rows.numel() > 0 and places.numel() > 0
-    if not runs or is_traced(rows) or dispatch_modes() or is_transformed() or cuda_unavailable(rows.device):
+    if not _runs_kernel(rows, places, columns):
         found = rows.index_select(0, places)
         padding = 0 if columns is None else columns - rows.shape[1]
         return functional.pad(found, (0, padding)) if padding else found
@@ -36,13 +35,22 @@ def gather_rows(rows: Tensor, places: Tensor, columns: int | None = None) -> Ten
     return launch_gather(rows, places, columns)
 
 
+def _runs_kernel(rows: Tensor, places: Tensor, columns: int | None) -> bool:
+    # First what has no memory, or no size that is known: traced tensors, and subclasses that wrap others.
+    if is_traced(rows) or type(rows) not in PLAIN or type(places) is not Tensor or dispatch_modes() or is_transformed():
+        return False
+    is_slow = columns is not None or rows.shape[1:].numel() * rows.itemsize >= CHUNK_BYTES  # by torch.index_select
+    has_rows = rows.is_cuda and rows.numel() > 0 and places.numel() > 0
+    return is_slow and has_rows and cuda_unavailable(rows.device) is None
+
+
 def add_to_rows(gradient: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The gradient of `rows` of a shape, from that of `gather_rows`.
 
     Rows of a place that occurs again are added: behind the last edge of a plan with room, the order of edges names edge
     0, and the gradient is 0.
     """
-    return gradient.new_zeros(shape).index_add(0, places, gradient[:, : shape[1]] if len(shape) > 1 else gradient)
+    return gradient.new_zeros(shape).index_add_(0, places, gradient[:, : shape[1]] if len(shape) > 1 else gradient)
 
 
 class _Gather(torch.autograd.Function):

@@ -118,6 +118,17 @@ def test_a_damaged_conversion_is_refused(tmp_path, kept, changes, message):
         load(tmp_path, edge_features=True)
 
 
+@pytest.mark.parametrize("name", ["node_counts", "u", "feat", "edge_feat", "graph_label", "valid_ids"])
+def test_a_conversion_without_an_array_is_refused(tmp_path, kept, name):
+    """Not read as a set without features or a split."""
+    path = kept()
+    with np.load(path) as archive:
+        arrays = {each: archive[each] for each in archive.files if each != name}
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=f"has no {name}"):
+        load(tmp_path)
+
+
 def test_a_table_is_converted_once(tmp_path, converted, caplog):
     smiles = ["CCCC", "CC", "?", "CCC", "CC", "C"]
     write_table(tmp_path, smiles, [1, 0, 1, 1, 1, 0])

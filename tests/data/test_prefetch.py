@@ -1,4 +1,4 @@
-"""Items made ahead by a thread; their order and errors: tests/inference/test_batches.py."""
+"""Items made ahead by a thread; their order and errors: tests/models/inference/test_batches.py."""
 
 import threading
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from compiled import ARCHS, check
 from poison import poisoned_buffers
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fused3s.runtime.gather_rows import gather_instance, gather_rows, launch_gather
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
@@ -56,6 +58,15 @@ def test_gpu_rows_and_gradients(dtype, shape, columns):
         cotangent = torch.randn_like(expected)
         (found,), (right,) = (torch.autograd.grad(each, rows, cotangent) for each in (out, expected))
         torch.testing.assert_close(found, right, rtol=0.05 if dtype.itemsize == 2 else 1e-5, atol=0.05)
+
+
+def test_tensors_without_memory_or_known_sizes():
+    """Device cuda, as on a GPU: fake tensors, with a number of rows that data decide."""
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
+        rows, mask = torch.empty(7, 8, device="cuda"), torch.empty(7, dtype=torch.bool, device="cuda")
+        chosen = mask.nonzero().squeeze(1)
+        found = gather_rows(rows, chosen)
+        assert (found.shape[0], found.shape[1]) == (chosen.shape[0], 8)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
