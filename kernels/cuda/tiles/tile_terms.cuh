@@ -19,7 +19,8 @@ struct TileTerms {
   using Term = ScoreTerm<kIn, kTerms>;
 
   static constexpr bool kAhead = kHeads > 1 && kHeads <= 4;
-  static constexpr int kAtOnce = kHeads > 4 ? 1 : kAhead || kDim > 192 ? 3 : 4;  // as registers permit
+  static constexpr bool kTight = kDim > 192 && Term::kEdgeValues > 1;
+  static constexpr int kAtOnce = kHeads > 4 ? 1 : kTight ? 2 : kAhead || kDim > 192 ? 3 : 4;  // as registers permit
 
   const Params& p;
   const int lane;
