@@ -47,10 +47,9 @@ def model_ratios(data: Data) -> Grid:
     return Grid("compared", lines, {f"over `{name}`": column(name) for name in others})
 
 
-# Of configs/bench/end_to_end_precisions.yaml; "casts": with the casts in the time of attention.
+# Of configs/bench/end_to_end_precisions.yaml.
 SIX_GRAPHS = ["pubmed", "elliptic", "musae-github", "ogbn-arxiv", "ogbg-molhiv", "peptides-func"]
-CASES = {"fp32, casts": of.FP32, "fp16, casts": of.FP16}
-CASES |= {"fp32": of.FP32 | of.TYPED, "TF32": of.TF32 | of.TYPED, "fp16": of.FP16 | of.TYPED}
+CASES = {"fp32": of.FP32 | of.TYPED, "TF32": of.TF32 | of.TYPED, "fp16": of.FP16 | of.TYPED}
 CASES = {name: of.MODEL | REAL | {"dim": 128} | case for name, case in CASES.items()}
 ANY_WAY = {"dense": ["plain", "compiled", "fused"], "launch": ["eager", "compiled", "cuda_graph"]}
 SHARE = ({}, {"scope": "attention"})
@@ -60,11 +59,10 @@ SHARE = ({}, {"scope": "attention"})
 def end_to_end(data: Data) -> Grid:
     """Time of the 10-block model with another attention divided by its time with `fused3s_paper`, by precision of the
     layers outside attention, d = 128, one head: geometric mean over n of six real graphs; CPU-bound times are left out.
-    "Casts": q, k and v come in that precision, and attention of another type casts them; else the projection computes
-    in 16 bits where layers or attention do, and writes the type that attention reads. "Without attention": the time of
-    `csr_unfused` divided by its part outside attention, so that no kernel can gain more. Last line: the fastest way of
-    all others, `fused3s_paper` included, over the fastest way of `fused3s`; in fp16 this is the fused dense block in a
-    CUDA graph."""
+    The projection computes in 16 bits where layers or attention do, and writes the type that attention reads. "Without
+    attention": the time of `csr_unfused` divided by its part outside attention, so that no kernel can gain more. Last
+    line: the fastest way of all others, `fused3s_paper` included, over the fastest way of `fused3s`; in fp16 this is
+    the fused dense block in a CUDA graph."""
     others = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
     paper = captions("Figure 8(c)")
     paper["dgl"] = paper["csr_unfused"]
