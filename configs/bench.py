@@ -190,7 +190,8 @@ class BenchConfig(Section):
         if known is None:
             return given
         known = SHARED | known
-        problems = [f"{name}: no such key;{did_you_mean(str(name), [*known])}" for name in given if name not in known]
+        unknown = [(name, did_you_mean(str(name), [*known])) for name in given if name not in known]
+        problems = [f"{name}: no such key{hint and ';' + hint}" for name, hint in unknown]
         problems += [f"{name} is missing" for name, default in known.items() if default is ... and name not in given]
         if problems:
             raise ValueError(f"{'; '.join(problems)}; measure = {given['measure']!r} reads {', '.join(known)}")

@@ -155,7 +155,7 @@ def _describe(details: Any, settings: Any, schema: type[Section]) -> tuple[str, 
     match details["type"]:
         case "value_error":  # raised by the schema; the text names values, and keys unless they are of a mapping
             text, outer = str(details["ctx"]["error"]), ".".join(map(str, details["loc"]))
-            return text if text.startswith(details["loc"][:1]) else f"{outer}: {text}", ""
+            return text if not outer or text.startswith(details["loc"][:1]) else f"{outer}: {text}", ""
         case "missing":
             return f"{'.'.join(details['loc'])}: ", "is missing and has no default"
         case "extra_forbidden" | "invalid_key":

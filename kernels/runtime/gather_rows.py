@@ -40,7 +40,7 @@ def _runs_kernel(rows: Tensor, places: Tensor, columns: int | None) -> bool:
     if is_traced(rows) or type(rows) not in PLAIN or type(places) is not Tensor or dispatch_modes() or is_transformed():
         return False
     is_slow = columns is not None or rows.shape[1:].numel() * rows.itemsize >= CHUNK_BYTES  # by torch.index_select
-    has_rows = rows.is_cuda and rows.numel() > 0 and places.numel() > 0
+    has_rows = rows.is_cuda and places.device == rows.device and rows.numel() > 0 and places.numel() > 0
     return is_slow and has_rows and cuda_unavailable(rows.device) is None
 
 
