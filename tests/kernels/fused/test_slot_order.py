@@ -1,5 +1,7 @@
 """The cache of edge data in slot order; stand-ins replace the streams and captures of a GPU."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -72,3 +74,11 @@ def test_both_passes_keep_a_result_with_one_head_after_the_other(gpu):
         assert torch.equal(result, torch.stack([values[slots[side].long(), head] for head in range(2)]))
         assert result.is_contiguous()
         assert in_slot_order(values, slots[side], dim=1, of_columns=side) is result
+
+
+def test_results_go_with_their_tensor(gpu):
+    values = rows()
+    kept = [weakref.ref(in_slot_order(values, SLOTS, of_columns=of_columns)) for of_columns in (False, True)]
+    assert all(each() is not None for each in kept)
+    del values
+    assert not any(each() is not None for each in kept)
