@@ -130,7 +130,7 @@ def plan_attention(
             int32 or int64, such as `order.perm` of an earlier plan: row reorder[i] comes i-th. With grouped queries,
             the heads of a query stay together; `order` then counts windows of 16 queries. Not with lists for each KV
             head.
-        edge_data: keep the caller's edge order (8 bytes per edge), so that calls can take edge data
+        edge_data: keep the order of edges (up to 33 bytes an edge with `backward`), so that calls can take edge data
             (`AttentionPlan.bind_edges`) or a clamp. "auto" then takes a backend with edge data.
         backward: also build the arrays of the backward pass. "auto" then takes a backend with gradients. Without it,
             calls of a `fused3s` plan raise an error if an input requires a gradient.

@@ -102,7 +102,7 @@ def _edges_of(
 
 
 def _sorted(call: Call, order: Tensor | None, features: Tensor | None) -> list[Tensor | None]:
-    """The tensors of OF_EDGES in the plan's order; `features` if they are known. Layers have checked their rows."""
+    """The tensors of OF_EDGES in the plan's order; `features` if they are known. `plan_of` has checked their rows."""
     if order is None:
         return []
     tensors = call.edges.tensors()

@@ -41,8 +41,6 @@ def test_each_precision_has_a_column_and_missing_ones_are_dashes():
     ]
     found = cells(rows, "end-to-end")
     assert found["`csr_unfused`, CUDA graph"] == {
-        "fp32, casts": "**1.00** (n = 1)",
-        "fp16, casts": "-",
         "fp32": "**2.83** (n = 2)",
         "TF32": "**5.00** (n = 1)",
         "fp16": "-",

@@ -83,6 +83,8 @@ def attend_edges(
         edge_index = with_self_loops(edge_index, num_loops, cache, allows_padding=True).edges
     terms = key.shape[2], query.shape[1], dtype, edges is not None, with_lse, has_loops
     num_edges, sizes = edge_index.shape[1], (query.shape[0], key.shape[0])
+    if edges is not None:  # `gather_rows` does not check
+        check_rows(edges, num_edges - max(num_loops, 0), num_loops)
     memory = torch.ops.fused3s.plan_edges(edge_index, *sizes, *terms)
     if edges is not None and not edges.padded_features is edges.edge_values is None:
         order = torch.ops.fused3s.order_of_plan(memory, num_edges, *sizes, *terms[:-1])
@@ -128,20 +130,23 @@ def _plan_of(
     )
     if with_lse:
         plan.require_backward()
-    given = () if edges is None else (edges.padded_features, edges.edge_values)
-    if not (of_edges := [each for each in given if each is not None]):
+    if edges is None or edges.padded_features is edges.edge_values is None:
         return plan, None, None
-    order = plan.edge_order.edge_of_csr
-    num_edges, num_loops = num_edges_of(edge_index), max(num_loops, 0)
-    for each in of_edges:
-        if (rows := each.shape[0] - num_loops) != num_edges:
-            raise ValueError(f"edge_attr: got {rows} rows; {num_edges}, one of each edge, are needed")
+    order, num_edges = plan.edge_order.edge_of_csr, num_edges_of(edge_index)
+    check_rows(edges, num_edges, num_loops)
     if looped is not None:
         return plan, looped.traced_places(num_edges)[order], None
     features = edges.padded_features
     if features is not None:
         features = bind_features(plan, features, features.dtype, cache=cache).padded_features
     return plan, order, features
+
+
+def check_rows(edges: BoundEdges, num_edges: int, num_loops: int) -> None:
+    """Raise a ValueError unless tensors of edges have a row for each edge, and one for each self-loop behind them."""
+    for each in (edges.padded_features, edges.edge_values):
+        if each is not None and (rows := each.shape[0] - max(num_loops, 0)) != num_edges:
+            raise ValueError(f"edge_attr: got {rows} rows; {num_edges}, one of each edge, are needed")
 
 
 def _refuse_capture(device: torch.device) -> None:

@@ -9,10 +9,13 @@ import torch
 from layer_pairs import pair as layer_pair
 from layer_pairs import random_graph
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
 
 import fused3s.nn
+from fused3s import BoundEdges
 from fused3s.fused.plan_state import Fused3SPlan
-from fused3s.nn.cached.edge_attention import NO_LOOPS, _refuse_capture
+from fused3s.nn.cached import edge_attention
+from fused3s.nn.cached.edge_attention import NO_LOOPS, _refuse_capture, attend_edges
 
 FUSED = pytest.param("fused3s", marks=pytest.mark.gpu)
 
@@ -169,6 +172,22 @@ def test_edge_features_of_other_edges_are_an_error_of_a_compiled_layer():
     x, edge_index, attr = given_to("TransformerConv-edges", 17, 40, "formula")
     with pytest.raises(ValueError, match="edge_attr: got 39 rows; 40, one of each edge"):
         torch.compile(layer, backend="aot_eager", fullgraph=True)(x, edge_index, attr[:-1])
+
+
+@pytest.mark.parametrize("num_loops", [NO_LOOPS, 10])
+def test_edge_features_of_other_edges_are_an_error_where_cuda_graphs_are_traced(monkeypatch, num_loops):
+    """Fake tensors, as while torch.compile traces on a GPU. The kernel that sorts them does not check."""
+    monkeypatch.setattr(edge_attention, "_plans_in_graph", lambda backend, dtype: True)
+    with FakeTensorMode():
+        query, edge_index = torch.empty(10, 2, 16, device="cuda"), torch.empty(2, 40, dtype=torch.long, device="cuda")
+        weight = torch.empty(2, 16, 3, device="cuda")
+        for rows in (40, 39):
+            features = torch.empty(rows + max(num_loops, 0), 3, device="cuda")
+            terms = BoundEdges(padded_features=features, num_features=3, key_weight=weight)
+            options = {"backend": "fused3s", "cache": True, "scale": 1.0, "num_loops": num_loops}
+            expected = nullcontext() if rows == 40 else pytest.raises(ValueError, match="got 39 rows; 40, one of each")
+            with expected:
+                assert attend_edges(query, query, query, edge_index, terms, **options).shape == query.shape
 
 
 def test_wrong_ids_are_named_by_a_compiled_layer():
