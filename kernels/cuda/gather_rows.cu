@@ -8,6 +8,7 @@
 // A row is read and written in chunks of kBytes: 16, or less where sizes or addresses are no multiples of 16.
 // Neighbouring threads have neighbouring chunks of `out`. Grid (blocks of block_rows rows); a thread issues the loads of
 // kBatch chunks before the first store. Indices inside a block fit 32 bits, places in a tensor need 64.
+#include "chunk.cuh"
 #include "common.cuh"
 #include "ptx/griddepcontrol.cuh"
 
@@ -25,33 +26,14 @@ struct Params {
   u32 block_rows;
 };
 
-template <int kBytes>
-struct ChunkOf;
-template <>
-struct ChunkOf<16> {
-  using Type = uint4;
-};
-template <>
-struct ChunkOf<8> {
-  using Type = uint2;
-};
-template <>
-struct ChunkOf<4> {
-  using Type = u32;
-};
-template <>
-struct ChunkOf<2> {
-  using Type = u16;
-};
-
 template <int kBytes, bool kLong>
 __global__ void __launch_bounds__(kThreads) gather_rows(const __grid_constant__ Params p) {
-  using Chunk = typename ChunkOf<kBytes>::Type;
+  using Piece = Chunk<kBytes>;
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
   const i64 first_row = static_cast<i64>(blockIdx.x) * p.block_rows, left = p.num_rows - first_row;
   const u32 num_chunks = (left < p.block_rows ? static_cast<u32>(left) : p.block_rows) * p.out_chunks;
-  Chunk* const out = reinterpret_cast<Chunk*>(p.out) + first_row * p.out_chunks;
+  Piece* const out = reinterpret_cast<Piece*>(p.out) + first_row * p.out_chunks;
   for (u32 start = threadIdx.x; start < num_chunks; start += kThreads * kBatch) {
     // The places of the whole batch before its first row: their latencies overlap.
     i64 place[kBatch];
@@ -66,12 +48,12 @@ __global__ void __launch_bounds__(kThreads) gather_rows(const __grid_constant__ 
                          : __ldg(static_cast<const int*>(p.places) + first_row + row);
       }
     }
-    Chunk chunks[kBatch];
+    Piece chunks[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      chunks[b] = Chunk();
+      chunks[b] = Piece();
       if (of_row[b] < p.row_chunks) {
-        chunks[b] = __ldg(reinterpret_cast<const Chunk*>(p.rows + place[b] * p.row_stride) + of_row[b]);
+        chunks[b] = __ldg(reinterpret_cast<const Piece*>(p.rows + place[b] * p.row_stride) + of_row[b]);
       }
     }
 #pragma unroll

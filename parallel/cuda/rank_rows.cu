@@ -15,6 +15,7 @@
 //
 // Grid (blocks of whole segments), kThreads threads. A block has about kThreads * kBatch chunks; a thread issues the
 // loads of kBatch of them before the first store. Indices inside a block fit 32 bits, places in a tensor need 64.
+#include "chunk.cuh"
 #include "common.cuh"
 #include "ptx/cvt.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -46,28 +47,6 @@ struct CombineParams {
   u32 head_chunks;
   u32 block_segments;
 };
-
-template <int kBytes>
-struct ChunkOf;
-template <>
-struct ChunkOf<16> {
-  using Type = uint4;
-};
-template <>
-struct ChunkOf<8> {
-  using Type = uint2;
-};
-template <>
-struct ChunkOf<4> {
-  using Type = u32;
-};
-template <>
-struct ChunkOf<2> {
-  using Type = u16;
-};
-
-template <int kBytes>
-using Chunk = typename ChunkOf<kBytes>::Type;
 
 template <int kBytes>
 __device__ __forceinline__ Chunk<kBytes> load_chunk(const u8* address) {
