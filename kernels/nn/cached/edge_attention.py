@@ -184,18 +184,25 @@ def _plan_edges(
         ValueError: an id is out of range. In a CUDA graph, which cannot raise, it ends in a device-side assert, as in
             torch's indexing.
     """
-    num_edges, device = edge_index.shape[1], edge_index.device
-    memory = edge_index.new_empty(most_words(num_edges, num_rows, num_cols), dtype=torch.int32)
-    inputs = InputSpec(dtype, head_dim, num_heads, None, edge_data, backward)
-    shape = max(1, num_rows), max(1, num_cols)
+    num_edges, device, shape = edge_index.shape[1], edge_index.device, (num_rows, num_cols)
+    memory = edge_index.new_empty(most_words(num_edges, *shape), dtype=torch.int32)
     edges = edge_index if edge_index.stride(1) == 1 else edge_index.contiguous()
-    plan = REGISTRY["fused3s"].make_room(shape, num_edges, device, inputs, memory)
+    plan = _room(memory, num_edges, shape, InputSpec(dtype, head_dim, num_heads, None, edge_data, backward))
     numbers = plan.refilled(EdgeSource(edges, has_padding=has_padding)).numbers[: PlanNumber.BAD_EDGE + 1]
     if is_capturing(device):
         assert_on_gpu(torch.all(numbers == 0))
     else:  # the call that torch makes before a capture
-        check_numbers(numbers.tolist(), EdgeList(edge_index, shape, has_padding), device)
+        check_numbers(numbers.tolist(), EdgeList(edge_index, _shape_of_room(shape), has_padding), device)
     return memory
+
+
+def _room(memory: Tensor, num_edges: int, shape: tuple[int, int], inputs: InputSpec) -> Fused3SPlan:
+    """The plan in a tensor of `_plan_edges`."""
+    return REGISTRY["fused3s"].make_room(_shape_of_room(shape), num_edges, memory.device, inputs, memory)
+
+
+def _shape_of_room(shape: tuple[int, int]) -> tuple[int, int]:
+    return max(1, shape[0]), max(1, shape[1])
 
 
 LIBRARY.impl("plan_edges", _plan_edges, "CUDA")
@@ -212,8 +219,7 @@ def _plan_in(
     """The plan that `_plan_edges` made for such a call."""
     (num_rows, num_heads, head_dim), num_cols = call.query.shape, call.key.shape[0]
     inputs = InputSpec(call.query.dtype, head_dim, num_heads, None, call.edges is not None, with_lse)
-    shape = max(1, num_rows), max(1, num_cols)
-    data: Fused3SPlan = REGISTRY[backend].make_room(shape, num_edges, memory.device, inputs, memory)
+    data = _room(memory, num_edges, (num_rows, num_cols), inputs)
     order = None if call.edges is None else EdgeOrder(REGISTRY[backend].sorted_edges(data))
     return AttentionPlan(backend, (num_rows, num_cols), memory.device, inputs, data, edge_order=order), None, None
 
@@ -237,9 +243,8 @@ def _order_of_plan(
 ) -> Tensor:
     """[num_edges] int32: the edge at each place of a plan that `_plan_edges` made of the other arguments."""
     inputs = InputSpec(dtype, head_dim, num_heads, None, edge_data, backward)
-    shape, backend = (max(1, num_rows), max(1, num_cols)), REGISTRY["fused3s"]
-    data = backend.make_room(shape, num_edges, memory.device, inputs, memory)
-    return backend.sorted_edges(data).clone()  # an operator returns no view
+    plan = _room(memory, num_edges, (num_rows, num_cols), inputs)
+    return REGISTRY["fused3s"].sorted_edges(plan).clone()  # an operator returns no view
 
 
 LIBRARY.impl("order_of_plan", _order_of_plan, "CUDA")
