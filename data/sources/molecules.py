@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 
 from data.atomic import made_once
-from data.files import read_collection
+from data.files import COLLECTION, WITH_COLLECTION, read_collection
 from data.graph import PARTS, CsrGraph
 from data.selection import Selection
 from data.sources.base import OfficialSource, Remote, reading
 from data.sources.ogb_import import import_ogb
 from data.sources.pyg import OgbGraphs
-
-KEPT = ("node_counts", "edge_counts", "u", "v", "feat", "edge_feat", "graph_label", *(f"{part}_ids" for part in PARTS))
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ class SmilesTable(OfficialSource):
                 if unfinished is not None:
                     np.savez_compressed(unfinished, **self._converted(self.table(root), kept))
         with reading(kept), np.load(kept, allow_pickle=False) as archive:
-            if missing := [name for name in KEPT if name not in archive.files]:
+            if missing := [name for name in (*COLLECTION, *WITH_COLLECTION) if name not in archive.files]:
                 raise ValueError(f"has no {missing[0]}")
         origin = selection.described(f"{self.url}, scaffold split computed")
         return replace(read_collection(kept, selection, with_codes=True), origin=origin)
