@@ -52,7 +52,7 @@ from bench.layer_model import (
     first_layer_errors,
     run_in_parts,
 )
-from bench.precision import with_precision
+from bench.precision import matmul_precision
 from bench.runner import Case, Context
 from common.columns import dtype_name
 from common.records import NONE, Row
@@ -129,7 +129,8 @@ class Side:
 def measure(context: Context, case: Case) -> list[Row]:
     (types,) = (one for one in TYPES.values() if dtype_names(one) == (case.dtype, case.out_dtype))
     torch.compiler.reset()  # models of other cases count against its limit of recompilations
-    return with_precision(types.matmul, lambda: measured_sides(context, case, types))
+    with matmul_precision(types.matmul):
+        return measured_sides(context, case, types)
 
 
 def sides_of(context: Context) -> list[Name]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fused3s
 from bench.baselines import REGISTRY
-from bench.precision import with_precision
+from bench.precision import matmul_precision
 from bench.projection import with_compiled_blocks, with_projection
 from bench.runner import Case, Context, UnsupportedInputsError, classify
 from common.records import HOST_BOUND, NONE, Row, key
@@ -61,7 +61,8 @@ def measure(context: Context, case: Case) -> list[Row]:
     try:
         with torch.inference_mode():
             planned.width.expected(case.backend)  # in float32, not in TF32
-            return with_precision("high" if is_tf32(case) else "highest", lambda: _rows(context, case, planned))
+            with matmul_precision("high" if is_tf32(case) else "highest"):
+                return _rows(context, case, planned)
     finally:
         if "compiled" in (case.dense, case.launch):
             torch.compiler.reset()  # torch keeps a few versions of what it compiled; no case needs an older one

@@ -1,18 +1,17 @@
-"""torch's float32 matmul precision, for a call."""
+"""torch's float32 matmul precision."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-Found = TypeVar("Found")
 
-
-def with_precision(precision: str, run: Callable[[], Found]) -> Found:
-    """A call under a float32 matmul precision, which is set back afterwards."""
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Inside, torch.set_float32_matmul_precision is "highest", "high" or "medium"."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        return run()
+        yield
     finally:
         torch.set_float32_matmul_precision(before)

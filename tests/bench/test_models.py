@@ -10,7 +10,7 @@ from broken_backends import REASONS, register_broken
 
 from bench import models
 from bench.models import attention_dtype, cast
-from bench.precision import with_precision
+from bench.precision import matmul_precision
 from bench.projection import Projection
 from common.records import Row
 from common.timers import Rounds, Spread
@@ -234,7 +234,9 @@ def test_the_coarsest_of_logits_layers_and_attention_decides_what_is_allowed():
 
 def test_a_precision_is_that_of_the_call_alone():
     before = torch.get_float32_matmul_precision()
-    assert with_precision("high", torch.get_float32_matmul_precision) == "high"
-    with pytest.raises(ZeroDivisionError):
-        with_precision("high", lambda: 1 / 0)
+    with matmul_precision("high"):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+    with pytest.raises(ZeroDivisionError), matmul_precision("high"):
+        raise ZeroDivisionError
     assert torch.get_float32_matmul_precision() == before

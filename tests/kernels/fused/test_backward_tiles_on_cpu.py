@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from float32_precision import matmul_precision
 from gradient_cases import GradientCase, assert_gradients, gradient_case
 from instances import plan_for
 from launch_variants import BY_BLOCK, BY_TEAM, SPLIT, Variant
@@ -16,6 +15,7 @@ from poison import poisoned_buffers
 from tolerance import edges_of
 
 from bench.baselines import REGISTRY
+from bench.precision import matmul_precision
 from fused3s.backends.base import QKV, BackwardCall, Call, InputSpec
 from fused3s.backends.reference import edge_softmax_attention
 from fused3s.fused import backend as fused3s

@@ -7,11 +7,11 @@ import torch
 from attention_cases import EDGE_CASES, REPEATED, load_real_graph
 from devices import both_devices, kernels_of
 from edge_cases import EDGE_LISTS, FORMS, EdgeList, edge_inputs, in_order, map_tensors, qkv
-from float32_precision import matmul_precision
 from gpu_calls import assert_streams_agree
 from poison import poisoned_buffers
 
 from bench.gradients import float64_gradients, largest_gradient_error, torch_gradients
+from bench.precision import matmul_precision
 from fused3s import Dropout, EdgeData, ScoreTerm, plan_attention, split_qkv
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edges import canonical_csr

@@ -5,11 +5,11 @@ import pytest
 import torch
 from devices import kernels_of, on_cpu, on_gpu
 from edge_cases import EDGE_LISTS, FORMS, assert_near, edge_inputs, in_order, map_tensors
-from float32_precision import matmul_precision
 from gpu_calls import no_waits
 from poison import poisoned_buffers
 from shape_cases import head_options, list_attention, shaped, shaped_attention
 
+from bench.precision import matmul_precision
 from fused3s import Dropout, EdgeData, KeyLists, PlanRoom, plan_attention
 from fused3s.runtime.cuda_graph import capture
 

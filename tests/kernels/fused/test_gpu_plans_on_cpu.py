@@ -234,7 +234,7 @@ def test_more_rows_than_a_block_counts(check):
 
 
 def test_the_memory_of_a_plan_has_a_bound_that_is_linear():
-    """Of the largest forms, at sizes where each term dominates; arrays lie apart, in rows of 16 bytes."""
+    """The largest forms fit it, at sizes where each term dominates; their arrays do not overlap, and are aligned."""
     generator = np.random.default_rng(0)
     schedules = tuple(ScheduleForm(1, 4, 132 * 16, of_transpose) for of_transpose in (False, False, True))
     for _ in range(300):
