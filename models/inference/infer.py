@@ -143,7 +143,7 @@ def time_model(
         attention = time_attention(execution, device=device, repeats=few)
         shares = [milliseconds / forward.median for milliseconds in (attention.median, attention.p10, attention.p90)]
         return forward, Spread(*shares, attention.repeats), waited
-    # Of the same passes: whatever else slows one down, its share stays below 1.
+    # Both times are of the same passes: whatever else slows a pass down, the share of attention stays below 1.
     inside, whole = times_inside(execution.eager, execution.inputs.attention, device=device, repeats=few)
     return forward, Spread.of([part / full for part, full in zip(inside, whole, strict=True)]), waited
 
