@@ -119,6 +119,18 @@ class TrainingStep:
         return output.detach()
 
 
+class InferenceStep:
+    """Forward pass without gradients."""
+
+    def __init__(self, model: LayerModel, types: Types) -> None:
+        self.model, self.types = model.eval(), types
+        self.device = next(model.parameters()).device
+
+    def __call__(self, batch: LayerBatch) -> Tensor:
+        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.types.autocast):
+            return self.model(batch)
+
+
 class LayerErrors(NamedTuple):
     """Against the same weights and inputs in float64.
 
