@@ -24,7 +24,8 @@ class Fused3SPlan:
 
     Planning kernels fill arrays of upper-bound sizes, and the host does not wait for them. Later calls check whether
     the GPU is done. If it is, they raise an error for ids out of range, and from the CUT_PASSES-th forward pass on they
-    use arrays of exact sizes. (A plan of a single step would not gain back the cost of cutting them.)
+    use arrays of exact sizes; in a CUDA graph at once. (A plan of a single step would not gain back the cost of cutting
+    them.)
 
     It holds no tensor object of the caller: caches of plans are keyed by the caller's tensors, weakly.
 
@@ -115,10 +116,11 @@ class Fused3SPlan:
         """Check the graph and cut the arrays, if it is time and the GPU is done."""
         with self._lock:
             self._forward_passes += is_forward
-            if self._numbers is None or is_capturing(self._device) or not self._numbers.is_done():
+            if self._numbers is None or not self._numbers.is_done():
                 return
             self._check()
-            if self._forward_passes >= CUT_PASSES:
+            # A CUDA graph keeps the sizes of its capture for all replays.
+            if self._forward_passes >= CUT_PASSES or is_capturing(self._device):
                 self._cut()
 
     def _check(self) -> None:

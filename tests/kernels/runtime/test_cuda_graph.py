@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
+from fused3s import plan_attention
 from fused3s.runtime import cuda_graph
 from fused3s.runtime.cuda_graph import CaptureError, capture, kept_results, without_collector
 from fused3s.runtime.tensor_state import TensorState
@@ -273,3 +274,21 @@ def test_gpu_capture_on_a_device_that_is_not_current():
     assert captured.result.tolist() == [before + 1] * 4
     with pytest.raises(CaptureError, match="nothing was queued on cuda:0"):
         capture(lambda: x.add_(1), GPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_gpu_a_capture_right_after_planning_has_exact_sizes(mode):
+    """Under torch's own capture, which has no warm-up of ours: the plan asks for its numbers while it is captured."""
+    edge_index = torch.randint(3_000, (2, 20_000), device="cuda")
+    tensors = torch.randn(3, 3_000, 1, 64, device="cuda", dtype=torch.float16).unbind(0)
+    options = {"dtype": torch.float16, "head_dim": 64, "backend": "fused3s", "device": "cuda"}
+    plan = plan_attention(edge_index, shape=(3_000, 3_000), **options)
+    bounded, expected = len(plan.data.arrays.work_items), plan(*tensors)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        out = plan(*tensors)
+    assert len(plan.data.arrays.work_items) < bounded
+    out.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(out, expected)
