@@ -111,7 +111,7 @@ def attention_shares(data: Data) -> Grid:
 
 # Training steps of layers
 
-LAYERS = REAL | {"bench": "layers", "plan": ["fixed", "rebuilt"]}
+LAYERS = REAL | {"bench": "layers", "plan": ["fixed", "rebuilt"], "region": "step"}
 WORKLOADS = {
     "cora": "cora",
     "arxiv": "ogbn-arxiv",
@@ -134,8 +134,8 @@ LAUNCHES = {"eager": "eager", "compiled": "compiled", "reduce_overhead": "reduce
 
 
 def best(data: Data, where: Where) -> pd.Series | None:
-    """The fastest launch of a step. One whose output is `wrong` counts: the work is the same."""
-    found = data.pick(where | of.TIME | {"launch": [*LAUNCHES]})
+    """The fastest launch of a step, if `where` names none. One whose output is `wrong` counts: the work is the same."""
+    found = data.pick({"launch": [*LAUNCHES]} | where | of.TIME)
     found = found[found["status"].isin([*COUNTED, "wrong"])]
     return None if found.empty else found.loc[found["value"].idxmin()]
 
@@ -215,7 +215,12 @@ def all_layers(data: Data) -> Grid:
         for kind, types in (("fp32", of.FP32), ("bf16", BF16))
         for name, line in steps_of().items()
     }
-    lines["ogbn-arxiv, tf32"] = LAYERS | {"variant": "arxiv", "out_dtype": "tf32"}
+    arxiv, inference = LAYERS | {"variant": "arxiv", "dtype": "float32"}, LAYERS | {"region": "forward"}
+    lines["ogbn-arxiv, tf32"] = arxiv | {"out_dtype": "tf32"}
+    lines["ogbn-arxiv, autocast to bf16"] = arxiv | {"out_dtype": "bfloat16"}
+    for graph in ("cora", "ogbn-arxiv"):
+        for kind, types in (("fp32", of.FP32), ("bf16", BF16)):
+            lines[f"{graph}, inference, {kind}"] = inference | {"dataset": graph} | types
     return Grid("training step", lines, columns)
 
 
@@ -252,13 +257,15 @@ DOORS = {  # each beside one of what its group uses
     "driving, six layers, 8 x 16, 128 edge columns, fp32: PyG": {"variant": "driving"} | PYG,
     "relational, three masks, 8 x 32, bf16: FlexAttention": MASKS | FLEX | {"plan": "fixed"},
     "relational, masks made anew in every pass: FlexAttention": MASKS | FLEX | {"plan": "rebuilt"},
+    "relational, three masks, each as one CUDA graph: FlexAttention": MASKS | FLEX | of.GRAPH | {"plan": "fixed"},
+    "relational, masks made anew, each as one CUDA graph: FlexAttention": MASKS | FLEX | of.GRAPH | {"plan": "rebuilt"},
 }
 
 
 @table()
 def doors_in_short(data: Data) -> Grid:
     """Attention of groups of users beside the fastest that they use: milliseconds of a forward pass with all gradients,
-    and their peak memory; forward: ratio of a forward pass alone
+    and their peak memory; forward: ratio of a forward pass alone; relational: both sides as one CUDA graph
     ([more](docs/benchmarks.md#beside-the-code-of-four-groups-of-users))."""
     grid, fastest = doors(data), {}
     for name, line in grid.lines.items():
@@ -270,9 +277,9 @@ def doors_in_short(data: Data) -> Grid:
 
 @table()
 def doors(data: Data) -> Grid:
-    """Attention of four groups of users, ours (eager) beside what they use: milliseconds of a forward pass with all
-    gradients, host included, and their peak memory; forward: ratio of the times of a forward pass alone. Of PyG the
-    faster of eager and compiled. `bench/doors.py` has the sizes and types."""
+    """Attention of four groups of users, ours (eager, unless a line says otherwise) beside what they use: milliseconds
+    of a forward pass with all gradients, host included, and their peak memory; forward: ratio of the times of a forward
+    pass alone. Of PyG the faster of eager and compiled. `bench/doors.py` has the sizes and types."""
     columns = {"theirs": show_best(STEP), "ours": show_best(STEP | AUTO), "theirs / ours": best_over_best(STEP, {})}
     columns["forward"] = best_over_best({"region": "forward"}, {})
     for name, side in {"theirs": STEP, "ours": STEP | AUTO}.items():
