@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import RectangularGraphError
 from data.graph import MAX_NODES, CsrGraph
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
 
@@ -113,13 +112,7 @@ def checked_graph(
 
 
 def with_self_loops(graph: CsrGraph) -> CsrGraph:
-    """The graph with an edge from each node to itself; without edge data.
-
-    Raises:
-        RectangularGraphError: the keys are other nodes than the queries.
-    """
-    if graph.num_keys is not None:
-        raise RectangularGraphError(f"{graph.origin}: self_loops: got True, and its keys are not its queries")
+    """The graph with an edge from each node to itself; without edge data."""
     own = np.arange(graph.num_nodes)
     row, col = (np.concatenate([ids[graph.row != graph.col], own]) for ids in (graph.row, graph.col))
     looped = to_csr(row, col, graph.num_nodes, graph.origin)

@@ -10,7 +10,3 @@ class DownloadError(DatasetMissingError):
 
     `source="auto"` does not take a surrogate for it, as it does without a network.
     """
-
-
-class RectangularGraphError(ValueError):
-    """A is rectangular (its keys are not its queries), where a square graph is needed."""

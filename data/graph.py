@@ -33,7 +33,6 @@ class CsrGraph:
         col: [nnz] of the same type, the keys.
         origin: URL, path or a description of the generator.
         removed: number of repeated edges that the source lists.
-        num_keys: columns of A, where these are other nodes than its rows; None: the same nodes.
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
         ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]), "label" (int64 [N]) and, of an edge
             list whose ids have gaps, "id" (int64 [N], ascending): the ids of its nodes.
@@ -50,7 +49,6 @@ class CsrGraph:
     col: np.ndarray
     origin: str
     removed: int = 0
-    num_keys: int | None = None
     graph_sizes: np.ndarray | None = None
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -105,7 +103,6 @@ class GraphMeta:
         edge_features: "original" or "random"; None where none were asked for.
         edge_feature_dim: columns of the edge features; 0 where none were asked for.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
-        num_keys: columns of A, where these are other nodes than its N rows; None: the same nodes.
         unit: of the targets of regression; "" if unknown or none.
     """
 
@@ -128,13 +125,7 @@ class GraphMeta:
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
     collection_size: int | None = None
-    num_keys: int | None = None
     unit: str = ""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of A: queries and keys."""
-        return self.num_nodes, self.num_keys or self.num_nodes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from data.canonical import with_self_loops
-from data.errors import DatasetMissingError, DownloadError, RectangularGraphError
+from data.errors import DatasetMissingError, DownloadError
 from data.features import (
     check_classes,
     check_codes,
@@ -89,8 +89,8 @@ def load(
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
-        ValueError: an argument or a file is wrong, `edge_features` are asked of a graph that has none, or features of
-            one whose keys are other nodes than its queries; the text names it and the allowed values.
+        ValueError: an argument or a file is wrong, or `edge_features` are asked of a graph that has none; the text names
+            it and the allowed values.
         TypeError: batch_size or seed is no integer, root or path no path.
         MemoryError: the graph would not fit.
     """
@@ -231,11 +231,6 @@ def _finish(
             check_finite(owner, "feat", feat)  # of a mapped file, which this reads, only where memory keeps it
     elif features:
         require_feature_memory(csr.origin, csr.num_nodes, feature_dim, cardinalities)
-    if features and csr.num_keys is not None:
-        raise RectangularGraphError(
-            f"{name}: its keys are other nodes than its queries, and models need one set of nodes; features=False "
-            "loads its edges"
-        )
     if csr.removed:
         listed = csr.col.size + csr.removed
         logger.info("%s: %d edges are listed, %d of them different: each counts once", name, listed, csr.col.size)
@@ -279,7 +274,6 @@ def _finish(
         citation=entry.citation,
         sha256=csr.sha256,
         collection_size=csr.collection_size,
-        num_keys=csr.num_keys,
         unit=entry.unit,
         **about_edges,
     )

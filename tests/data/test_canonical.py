@@ -1,13 +1,10 @@
 import hashlib
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.canonical import canonical_edges, to_csr, with_self_loops
-from data.errors import RectangularGraphError
-from data.graph import CsrGraph
+from data.canonical import canonical_edges, to_csr
 
 
 @st.composite
@@ -74,12 +71,6 @@ def test_csr_holds_the_canonical_edges(drawn):
     assert np.array_equal(csr.row, row)
     assert np.array_equal(csr.col, col)
     assert csr.sha256 == by_definition(row, col, num_nodes)
-
-
-def test_a_rectangular_graph_has_no_self_loops():
-    graph = CsrGraph(np.array([0, 1, 2]), np.array([3, 4]), "here", num_keys=5)
-    with pytest.raises(RectangularGraphError, match="here: self_loops: got True, and its keys are not its queries"):
-        with_self_loops(graph)
 
 
 @given(edge_lists())
