@@ -91,11 +91,14 @@ def checked_graph(
         contents: further fields of `CsrGraph`.
 
     Raises:
-        ValueError: an edge has an end outside 0 .. num_nodes - 1, or there are too many nodes or none.
+        ValueError: an edge has an end outside 0 .. num_nodes - 1, an array has another number of rows, or there are too
+            many nodes or none.
         MemoryError: the graph would not fit.
     """
     if not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"{place}: num_nodes is {num_nodes}; 1 to {MAX_NODES} are allowed")
+    check_rows(place, "edges", row.size, {"column": col, **(edata or {})})
+    check_rows(place, "nodes", num_nodes, contents.get("ndata", {}))
     for end, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
         outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
         if outside.size:
@@ -109,6 +112,13 @@ def checked_graph(
         row, col = np.concatenate([row, col]), np.concatenate([col, row])
         edata = {name: np.concatenate([values, values]) for name, values in (edata or {}).items()}
     return to_csr(row, col, num_nodes, contents.pop("origin", str(place)), edata=edata, **contents)
+
+
+def check_rows(place: Path | str, kind: str, count: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise a ValueError if an array of nodes or edges, as `kind` says, has not `count` rows."""
+    for name, values in arrays.items():
+        if values.shape[:1] != (count,):
+            raise ValueError(f"{place}: {name} of {kind} has shape {values.shape}; {count} rows are needed")
 
 
 def with_self_loops(graph: CsrGraph) -> CsrGraph:

@@ -11,12 +11,12 @@ import numpy as np
 
 from data.atomic import made_once
 from data.canonical import checked_graph
-from data.errors import DatasetMissingError
+from data.errors import DatasetMissingError, reading
 from data.features import as_integers
 from data.graph import PARTS, CsrGraph
 from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 from data.sources.pyg import ogb_table
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from data.atomic import made_once
+from data.errors import reading
 from data.files import COLLECTION, WITH_COLLECTION, read_collection
 from data.graph import PARTS, CsrGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 from data.sources.ogb_import import import_ogb
 from data.sources.pyg import OgbGraphs
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from data.canonical import checked_graph
+from data.errors import reading
 from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources import pickles
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 
 URL = "https://github.com/kimiyoung/planetoid"
 NUM_VALID = 500

@@ -19,12 +19,13 @@ from filelock import FileLock
 from data.atomic import made_once
 from data.canonical import canonical_edges, checked_graph
 from data.download import download
+from data.errors import reading
 from data.features import as_integers
 from data.graph import PARTS, CsrGraph
 from data.packed import consecutive, join_graphs
 from data.selection import Selection, Split
 from data.sources import pickles
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 from data.sources.ogb_import import import_ogb
 
 Stored = tuple[Mapping[str, Any], Mapping[str, Any]]  # tensors of all graphs, and where each graph begins in them

@@ -18,12 +18,12 @@ import numpy as np
 
 from data.atomic import made_once
 from data.canonical import to_csr
-from data.errors import DatasetMissingError
+from data.errors import DatasetMissingError, reading
 from data.graph import CsrGraph
 from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.packed import consecutive, rows_of
 from data.selection import Selection, renumbered
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 from data.synthetic.random import shuffled
 
 URL = "https://pypi.org/project/qm9pack"

@@ -122,5 +122,5 @@ def test_a_converted_file_of_another_set_is_named(tmp_path, package, name, value
     arrays = dict(np.load(tmp_path / "qm9" / "qm9.npz"))
     arrays[name][0] = value
     np.savez(tmp_path / "qm9" / "qm9.npz", **arrays)
-    with pytest.raises(ValueError, match=r"qm9\.npz: the official files cannot be read"):
+    with pytest.raises(ValueError, match=r"qm9\.npz: cannot be read"):
         data.load("qm9-mu", root=tmp_path, batch_size=None)
