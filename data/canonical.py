@@ -28,32 +28,6 @@ def distinct(xp: Any, keys: Any) -> Any:
     return keys[first]
 
 
-def canonical_edges(
-    row: np.ndarray, col: np.ndarray, num_nodes: int, edata: Mapping[str, np.ndarray] | None = None
-) -> tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]:
-    """Remove duplicate edges and sort. Self loops and directions are kept.
-
-    Args:
-        row, col: [E] int64, 0 <= row, col < num_nodes.
-        num_nodes: N, below 2^31, so that row * N + col fits an int64.
-        edata: arrays of E rows.
-
-    Returns:
-        (row, col, edata): two [nnz] int64 arrays, and the data of the first one of equal edges.
-    """
-    key = row * num_nodes + col
-    if np.all(key[1:] > key[:-1]):  # already canonical, as published files are: no sort needed
-        return row, col, edata or {}
-    if edata:
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-        is_first = np.concatenate([[True], key[1:] != key[:-1]])
-        key, edata = key[is_first], {name: values[order[is_first]] for name, values in edata.items()}
-    else:
-        key = distinct(np, key)
-    return key // num_nodes, key % num_nodes, edata or {}
-
-
 def to_csr(
     row: np.ndarray,
     col: np.ndarray,
@@ -63,9 +37,24 @@ def to_csr(
     edata: Mapping[str, np.ndarray] | None = None,
     **contents: Any,
 ) -> CsrGraph:
-    """The graph of edges as in `canonical_edges`; `contents` are further fields."""
-    listed = row.size
-    row, col, edata = canonical_edges(row, col, num_nodes, edata)
+    """The graph of these edges, of which repeated ones count once; self loops and directions are kept.
+
+    Args:
+        row, col: [E] int64, 0 <= row, col < num_nodes.
+        num_nodes: N, below 2^31, so that row * N + col fits an int64.
+        edata: arrays of E rows; the first one of equal edges counts.
+        contents: further fields of `CsrGraph`.
+    """
+    listed, edata, key = row.size, edata or {}, row * num_nodes + col
+    if not np.all(key[1:] > key[:-1]):  # published files are often in order: no sort needed
+        if edata:
+            order = np.argsort(key, kind="stable")
+            key = key[order]
+            is_first = np.concatenate([[True], key[1:] != key[:-1]])
+            key, edata = key[is_first], {name: values[order[is_first]] for name, values in edata.items()}
+        else:
+            key = distinct(np, key)
+        row, col = key // num_nodes, key % num_nodes
     ids = np.int32 if col.size <= MAX_INT32 else np.int64
     indptr = np.zeros(num_nodes + 1, ids)
     np.cumsum(np.bincount(row, minlength=num_nodes), out=indptr[1:])

@@ -1,26 +1,11 @@
-"""Random features in place of missing ones, and the checks of features, labels and splits from any source."""
+"""Checks of features, labels and splits from any source."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from data.memory import require_memory
-
 MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
-
-
-def require_feature_memory(owner: str, rows: int, dim: int, cardinalities: tuple[int, ...] | None) -> None:
-    """Raise a MemoryError that names their `owner` if `random_features` of this shape would not fit."""
-    width = 4 if cardinalities is None else 8
-    require_memory(f"{owner}: random features of {rows:,} rows by {dim}", rows * dim * width)
-
-
-def random_features(rows: int, dim: int, cardinalities: tuple[int, ...] | None, rng: np.random.Generator) -> np.ndarray:
-    """Float32 [rows, dim] from N(0, 1); with cardinalities int64 [rows, C], each column uniform over its codes."""
-    if cardinalities is None:
-        return rng.standard_normal((rows, dim), dtype=np.float32)
-    return rng.integers(0, cardinalities, size=(rows, len(cardinalities)))
 
 
 def as_features(

@@ -43,7 +43,7 @@ from data.features import as_integers
 from data.graph import MAX_NODES, PARTS, CsrGraph, Target
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
 from data.packed import join_graphs
-from data.selection import Selection, refusal
+from data.selection import Selection, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +88,9 @@ def read_graph(path: str | Path, selection: Selection) -> CsrGraph:
         raw = _with_table(path, table, read_pairs(path)) if table else ranked_graph(path, read_pairs(path))
     else:
         raise ValueError(f"{path}: unknown format; allowed endings are .npz, .mtx, {', '.join(TEXT)}")
-    why = f"{path} holds {'one graph' if raw.graph_sizes is None else 'no splits'}"
-    if wrong := refusal(selection, {"order": raw.graph_sizes is not None}, why):
-        raise ValueError(wrong)
+    if raw.graph_sizes is None:
+        refuse(selection, f"{path} holds one graph")
+    refuse(selection, f"{path} holds no splits", ("split",))
     return raw
 
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -163,22 +163,6 @@ class LoadedGraph:
     def graph(self) -> "dgl.DGLGraph":
         """The DGLGraph, made on first use."""
         return dgl_graph(self.row_pointers, self.columns, self.graph_sizes, self.node_data, self.edge_data)
-
-    @classmethod
-    def from_dgl(
-        cls,
-        graph: "dgl.DGLGraph",
-        meta: GraphMeta,
-        labels: "torch.Tensor | None" = None,
-        splits: "dict[str, torch.Tensor] | None" = None,
-        metric: Metric | None = None,
-    ) -> "LoadedGraph":
-        """A DGLGraph as a loaded one. The edges get the order of A's CSR, and the edge data with them."""
-        row_pointers, columns, edge_ids = graph.adj_tensors("csc")
-        in_order = {key: values[edge_ids] if len(edge_ids) else values for key, values in graph.edata.items()}
-        arrays = {"node_data": dict(graph.ndata), "edge_data": in_order, "graph_sizes": graph.batch_num_nodes().long()}
-        about: dict[str, Any] = {"meta": meta, "labels": labels, "splits": splits, "metric": metric}
-        return cls(row_pointers=row_pointers, columns=columns, **arrays, **about)
 
 
 def dgl_graph(

@@ -16,14 +16,12 @@ from data.features import (
     check_classes,
     check_splits,
     check_targets,
-    random_features,
-    require_feature_memory,
 )
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, Source, to_tensor
-from data.memory import fits
+from data.memory import fits, require_memory
 from data.registry import Dataset, info, names
-from data.selection import Order, Selection, Split, refusal
+from data.selection import Order, Selection, Split, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ def load(
         MemoryError: the graph would not fit.
     """
     chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed, "edge_features": edge_features}
-    found_in, graph = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
+    found_in, graph = find_graph(name, root=root, source=source, path=path, **chosen)
     if self_loops:
         if edge_features:
             raise ValueError("self_loops: got True with edge_features=True; self-loops have no features")
@@ -107,13 +105,11 @@ def find_graph(
     root: str | os.PathLike[str] = "datasets",
     source: str = "auto",
     path: str | os.PathLike[str] | None = None,
-    features: bool = False,
     **choice: Any,
 ) -> tuple[Source, CsrGraph]:
     """First step of `load`: the source that has the graph, and its edges.
 
-    Arguments and errors are those of `load`; `choice` are the fields of `Selection`. `features`: a surrogate whose
-    random features would not fit is refused before it is generated.
+    Arguments and errors are those of `load`; `choice` are the fields of `Selection`.
     """
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; a text such as 'cora' is needed")
@@ -132,14 +128,13 @@ def find_graph(
     if source == "auto" and name not in names() and local.is_file():
         return "file", read_graph(local, selection)
     entry = info(name)
-    if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
-        raise ValueError(wrong)
+    if entry.num_graphs is None:
+        refuse(selection, f"{name} is a single graph")
     if source == "synthetic":
-        if wrong := refusal(selection, {}, "a surrogate has neither an order nor splits"):
-            raise ValueError(wrong)
+        refuse(selection, "a surrogate has neither an order nor splits")
         if selection.batch_size is None and entry.num_graphs is not None:
             raise ValueError(f"batch_size: got None (all graphs); the surrogate of {name} needs a number")
-        return "synthetic", _surrogate(entry, root, selection, features)
+        return "synthetic", _surrogate(entry, root, selection)
     if entry.official.is_present(root):
         return "official", entry.official.load(root, selection)
     if source == "auto" and local.is_file():
@@ -152,25 +147,20 @@ def find_graph(
     except DatasetMissingError as missing:
         # There is a surrogate for "auto", but for a publisher who may answer later, a choice of graphs, and a graph
         # whose surrogate takes minutes.
-        is_large = entry.surrogate is None or entry.surrogate["generator"] == "huge.HugeGraph"
+        is_large = entry.surrogate is None or entry.surrogate["generator"] == "huge.huge"
         is_choice = entry.num_graphs is not None and not selection.is_default
         if source == "official" or isinstance(missing, DownloadError) or is_large or is_choice:
             raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
         text = "%s: not under %s; using a synthetic surrogate (source=synthetic): %s"
         logger.warning(text, name, root, missing)
-        return "synthetic", _surrogate(entry, root, selection, features)
+        return "synthetic", _surrogate(entry, root, selection)
     return "official", entry.official.load(root, selection)
 
 
-def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool) -> CsrGraph:
-    from data.synthetic.generate import expected_size, surrogate  # on use: most runs are of real graphs
+def _surrogate(entry: Dataset, root: Path, selection: Selection) -> CsrGraph:
+    from data.synthetic.generate import surrogate  # on use: most runs are of real graphs
 
-    batch_size = selection.batch_size or 1
-    if features:
-        nodes = expected_size(entry, batch_size)[1]
-        about = entry.feature_dim, entry.feature_cardinalities
-        require_feature_memory(f"the surrogate of {entry.name}", nodes, *about)
-    return surrogate(entry, root, batch_size, selection.seed)
+    return surrogate(entry, root, selection.batch_size or 1, selection.seed)
 
 
 def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: DatasetMissingError) -> str:
@@ -323,7 +313,10 @@ def _edge_features(
 def _random(
     entry: Dataset, owner: str, rows: int, dim: int, cardinalities: tuple[int, ...] | None, purpose: str, seed: int
 ) -> np.ndarray:
-    """Random features of one stream per name and purpose: they do not depend on the source of the edges."""
-    require_feature_memory(owner, rows, dim, cardinalities)
+    """Float32 [rows, dim] from N(0, 1); with cardinalities int64, each column uniform over its codes. One stream per
+    name and purpose: they do not depend on the source of the edges."""
+    require_memory(f"{owner}: random features of {rows:,} rows by {dim}", rows * dim * (8 if cardinalities else 4))
     rng = np.random.default_rng([seed, zlib.crc32(f"{entry.name}/{purpose}".encode())])
-    return random_features(rows, dim, cardinalities, rng)
+    if cardinalities:
+        return rng.integers(0, cardinalities, size=(rows, len(cardinalities)))
+    return rng.standard_normal((rows, dim), dtype=np.float32)

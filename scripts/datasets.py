@@ -81,7 +81,7 @@ def info(
         for metric, value in block_stats.paper_figures(entry).items():
             if metric not in ("nodes", "nnz"):
                 lines[metric] = NOT_PUBLISHED if value is None else f"{value:.2f}, published"
-        lines |= {"surrogate": entry.synthetic or f"none, since {entry.no_surrogate}", "note": entry.note or "none"}
+        lines |= {"surrogate": entry.surrogate or f"none, since {entry.no_surrogate}", "note": entry.note or "none"}
         for key, value in lines.items():
             console.print(Text(f"{key:<18} {value:,}" if isinstance(value, int) else f"{key:<18} {value}"))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.download import fetch
+from data.errors import DatasetMissingError
 from data.graph import CsrGraph
 from data.selection import Selection
 
@@ -53,4 +54,6 @@ class OfficialSource(ABC):
             DatasetMissingError, OSError: as `data.download.fetch`.
         """
         for remote in self.files(root):
+            if not remote.url and not remote.target.exists():
+                raise DatasetMissingError(f"{remote.target}: made by a script of the publisher, not by a download")
             fetch(remote.url, remote.target, remote.member, remote.known_hash)

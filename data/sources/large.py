@@ -11,7 +11,7 @@ import numpy as np
 
 from data.atomic import made_once
 from data.canonical import checked_graph
-from data.errors import DatasetMissingError, reading
+from data.errors import reading
 from data.features import as_integers
 from data.graph import PARTS, CsrGraph
 from data.memory import LOADING_BYTES_PER_EDGE, require_memory
@@ -31,7 +31,7 @@ class Igb(OfficialSource):
 
     Attributes:
         size: small, medium or large.
-        url: address of the archive that unpacks to the folder `size`; "" if the publisher offers only a script.
+        url: address of the archive that unpacks to the folder `size`; "": the publisher's script makes that folder.
         known_hash: "md5:..." of the archive.
     """
 
@@ -41,16 +41,6 @@ class Igb(OfficialSource):
 
     def files(self, root: Path) -> Sequence[Remote]:
         return [Remote(self.url, root / self.size, self.size, self.known_hash)]
-
-    def fetch(self, root: Path) -> None:
-        if not self.url and not self.is_present(root):
-            raise DatasetMissingError(
-                f"{root / self.size}: no such folder, and the data set is published through a script only: "
-                "https://github.com/IllinoisGraphBenchmark/IGB-Datasets, igb/download_igb_large.sh. Its files go into "
-                "that folder: node_feat.npy and node_label_19.npy into processed/paper, edge_index.npy into "
-                "processed/paper__cites__paper"
-            )
-        super().fetch(root)
 
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         folder = root / self.size / "processed"

@@ -67,7 +67,5 @@ class Planetoid(OfficialSource):
             ends = ends.astype(np.int64, casting="safe")
         row, col = np.concatenate([ends, ends[::-1]], axis=1)  # both directions of each edge
         splits = {"train": np.arange(len(y)), "valid": len(y) + np.arange(NUM_VALID), "test": np.sort(test)}
-        masks = {f"{part}_mask": np.isin(np.arange(num_nodes), ids) for part, ids in splits.items()}
-        masks["val_mask"] = masks.pop("valid_mask")
-        ndata = {"feat": feat, "label": label, **masks}
+        ndata = {"feat": feat, "label": label}
         return checked_graph(folder, row, col, len(label), origin=URL, ndata=ndata, splits=splits)

@@ -12,8 +12,6 @@ import requests
 import scipy.sparse
 import torch
 
-import data
-
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 import gzip
 import io
 import os
-import warnings
 import zipfile
 from pathlib import Path
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from loaded_graphs import loaded_from_dgl
 
 import data
 from data import batches as module
@@ -32,7 +33,7 @@ def loaded_from(graphs, task):
     sizes = whole.num_nodes(), whole.num_edges(), len(graphs)
     about_features = "categorical", 3, (300,) * 3, "original"
     meta = data.GraphMeta("mine", "file", "", task, *sizes, *about_features, 2, "", "", "")
-    return data.LoadedGraph.from_dgl(whole, meta, labels)
+    return loaded_from_dgl(whole, meta, labels=labels)
 
 
 def edges_of(graph):
