@@ -1,28 +1,17 @@
-"""Reader of a user's graph file. No format can run code: pickled arrays are refused.
+"""Reader of a user's graph file; docs/datasets.md has the table of formats. No format can run code: pickled arrays are
+refused.
 
-The first column or row index is the query and the second the key (see `data`), unless a header says otherwise. Every
-stored entry is an edge, whatever its value.
+The first column or row index is the query and the second the key (see `data`), unless a header says otherwise: one with
+the words of ENDS names the columns, and a `target` attends to its `source`. Columns of text are separated by spaces,
+tabs, commas or semicolons, as its first line has them.
 
-    .npz         `src_li`, `dst_li` [E], `num_nodes`, as the Fused3S authors publish; optional `feat` (float
-                 [N, F]), `label` (integer [N], -1 for unknown) and `edge_feat` (float [E, F], or codes from 0 [E, C]);
-                 optional `train_ids`, `valid_ids`, `test_ids`: the nodes of each part of a split
-    .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
-    .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
-                 local to their graph, each edge once); `batch_size` of them form the batch. Optional `feat` (float, a
-                 row for each node), `edge_feat` (as above), the three parts of a split and `graph_label`, whose type
-                 says what a model gets and how it is scored: integers [B] are classes, -1 for unknown; integers [B, T]
-                 answers to T questions, 1 for yes, 0 for no, -1 for unknown (ROC-AUC); floats [B, T] targets of
-                 regression, NaN for a missing one (mean absolute error)
-    .mtx         a square Matrix Market file in coordinate format
-    .txt .csv .tsv   an edge list in its first two columns, plain or with .gz: integers between spaces, tabs, commas or
-                 semicolons, as its first line has them; # comments; with or without a header line (without numbers).
-                 A header with the words of ENDS names the columns: a `target` attends to its `source`
+Of an .npz of many small graphs `batch_size` form the batch. The type of `graph_label` says what a model gets and how it
+is scored: integers [B] are classes, -1 for unknown; integers [B, T] answers to T questions, 1 for yes, 0 for no, -1 for
+unknown (ROC-AUC); floats [B, T] targets of regression, NaN for a missing one (mean absolute error).
 
 Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise each id is replaced by its rank among all
-ids of the file, which are then in `node_data["id"]`. Names are no ids: number them first. A table of the nodes may lie
-beside the edge list: NAME.nodes.csv for NAME.csv, with any of these endings. It has a header with `id`, optional
-`label` (class, from 0) and `split` (train, valid or test), both empty where unknown; all other columns are features.
-Its nodes are those of the graph. Without it, an edge list cannot hold a node without edges.
+ids of the file, which are then in `node_data["id"]`. The nodes of a table beside the edge list are those of the graph;
+without one, an edge list cannot hold a node without edges.
 """
 
 import csv
@@ -41,7 +30,7 @@ from data.canonical import check_rows, checked_graph
 from data.errors import DatasetMissingError, reading
 from data.features import as_integers
 from data.graph import MAX_NODES, PARTS, CsrGraph, Target
-from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
+from data.memory import require_memory
 from data.packed import join_graphs
 from data.selection import Selection, refuse
 
@@ -309,9 +298,6 @@ def read_collection(path: Path, selection: Selection) -> CsrGraph:
     labels, target = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else (None, None)
     splits = _split(path, arrays)
     picked, available = selection.pick(count, str(path), splits)
-    needed = int(sizes[picked].sum()) * LOADING_BYTES_PER_NODE
-    needed += 2 * int(edge_counts[picked].sum()) * LOADING_BYTES_PER_EDGE
-    require_memory(f"{path}: {picked.size:,} graphs", needed)
     arrays |= _arrays(path, rows)
     u, v = arrays["u"], arrays["v"]
     check_rows(path, "edges", u.size, {"v": v})

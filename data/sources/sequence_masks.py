@@ -34,13 +34,13 @@ from data.sources.base import OfficialSource
 
 @dataclass(frozen=True)
 class SequenceMask(OfficialSource):
-    """A mask over a sequence of `num_tokens`, in blocks of `block`. Random blocks are those of seed 0."""
+    """A mask over a sequence of `num_tokens`."""
 
     num_tokens: int
 
     @abstractmethod
-    def edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """row, col: two [nnz] int64 arrays, every edge once, sorted by row and then column."""
+    def mask(self) -> np.ndarray:
+        """[num_tokens, num_tokens] bool: whether a query attends to a key."""
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class SequenceMask(OfficialSource):
         """The rule and its parameters, for `GraphMeta.origin`."""
 
     def load(self, root: Path, selection: Selection) -> CsrGraph:
-        return to_csr(*self.edges(), self.num_tokens, self.rule)
+        return to_csr(*np.nonzero(self.mask()), self.num_tokens, self.rule)
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ class Longformer(SequenceMask):
             "global tokens: the first 1"
         )
 
-    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+    def mask(self) -> np.ndarray:
         near = np.tri(self.num_tokens, k=self.window // 2, dtype=bool)
         mask = near & near.T
         mask[0] = mask[:, 0] = True
-        return np.nonzero(mask)
+        return mask
 
 
 @dataclass(frozen=True)
 class BigBird(SequenceMask):
-    """Sliding window, global blocks, and `random_blocks` of each query block but the first and the last."""
+    """Sliding window, global blocks, and `random_blocks` of each query block but the first and the last; seed 0."""
 
     block: int = 64
     random_blocks: int = 3
@@ -86,8 +86,7 @@ class BigBird(SequenceMask):
             "seed 0"
         )
 
-    def block_mask(self) -> np.ndarray:
-        """[N / block, N / block] bool: whether a query block attends to a key block."""
+    def mask(self) -> np.ndarray:
         if self.num_tokens % self.block:
             raise ValueError(f"num_tokens: got {self.num_tokens}; a multiple of the block size {self.block} is needed")
         blocks = np.arange(self.num_tokens // self.block)
@@ -96,7 +95,4 @@ class BigBird(SequenceMask):
         rng = np.random.default_rng(0)
         for query in blocks[1:-1]:
             mask[query, rng.choice(np.flatnonzero(~mask[query]), self.random_blocks, replace=False)] = True
-        return mask
-
-    def edges(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.nonzero(self.block_mask().repeat(self.block, 0).repeat(self.block, 1))
+        return mask.repeat(self.block, 0).repeat(self.block, 1)
