@@ -97,8 +97,6 @@ class GraphMeta:
         feature_cardinalities: number of codes of each categorical column; None for float features.
         features: "original", or "random" if the source has none.
         num_classes: size of a model's output.
-        licence: of the data set, as its publisher states it; "" if unknown.
-        citation: how to cite it; "" if unknown.
         sha256: first 16 hexadecimal digits of the edge list's SHA-256; equal A have equal hashes, from any source.
         edge_features: "original" or "random"; None where none were asked for.
         edge_feature_dim: columns of the edge features; 0 where none were asked for.
@@ -118,8 +116,6 @@ class GraphMeta:
     feature_cardinalities: tuple[int, ...] | None
     features: Literal["original", "random"]
     num_classes: int
-    licence: str
-    citation: str
     sha256: str
     edge_features: Literal["original", "random"] | None = None
     edge_feature_dim: int = 0

@@ -248,8 +248,6 @@ def _finish(
         feature_cardinalities=cardinalities,
         features="random" if original is None else "original",
         num_classes=entry.num_classes,
-        licence=entry.licence,
-        citation=entry.citation,
         sha256=csr.sha256,
         collection_size=csr.collection_size,
         unit=entry.unit,

@@ -32,7 +32,7 @@ def loaded_from(graphs, task):
     labels = torch.randn(rows, 2) if task == "graph" else torch.arange(rows)
     sizes = whole.num_nodes(), whole.num_edges(), len(graphs)
     about_features = "categorical", 3, (300,) * 3, "original"
-    meta = data.GraphMeta("mine", "file", "", task, *sizes, *about_features, 2, "", "", "")
+    meta = data.GraphMeta("mine", "file", "", task, *sizes, *about_features, 2, "")
     return loaded_from_dgl(whole, meta, labels=labels)
 
 

@@ -20,7 +20,7 @@ GRAPHS, TASKS = 24, 2
 def meta(task, graph, num_classes, num_graphs=1):
     sizes = graph.num_nodes(), graph.num_edges(), num_graphs
     features = "float", COLUMNS, None, "original"
-    return GraphMeta("tiny", "file", "a test", task, *sizes, *features, num_classes, "", "", "0123456789abcdef")
+    return GraphMeta("tiny", "file", "a test", task, *sizes, *features, num_classes, "0123456789abcdef")
 
 
 def random_graph(rng, num_nodes, num_edges):
