@@ -134,7 +134,7 @@ def near_on_sphere(nlat: int, cutoff: float) -> np.ndarray:
     near = cKDTree(points).query_pairs(2 * np.sin(1.001 * cutoff / 2), output_type="ndarray")
     own = np.arange(len(points)).repeat(2).reshape(-1, 2)
     ends = np.concatenate([near, near[:, ::-1], own]).T
-    return ends[:, np.lexsort(ends)]
+    return np.ascontiguousarray(ends[:, np.lexsort(ends)])
 
 
 def weather(device: torch.device, dtype: torch.dtype, nlat: int, cutoff: float) -> Problem:
