@@ -76,9 +76,9 @@ def windowed(
     shares *= (columns**slope)[:, None]
     degrees = [apportion(spec.nnz - self_loops, shares.ravel()[:num_nodes])]
     if not spec.symmetric:
-        popularity = np.exp(column_sigma * rng.standard_normal(num_nodes))
-        degrees.append(apportion(degrees[0].sum(), popularity))
+        degrees.append(apportion(degrees[0].sum(), np.exp(column_sigma * rng.standard_normal(num_nodes))))
     stubs = [xp.asarray(np.repeat(np.arange(num_nodes), of_nodes)) for of_nodes in degrees]
+    del tcbs, columns, of_hub, shares, degrees  # memory
     keys = _edges(xp, seed, stubs, num_nodes, patch_share, patch_side)
     if self_loops:
         loops = xp.asarray(rng.choice(num_nodes, self_loops, replace=False))

@@ -9,7 +9,7 @@ import data
 import data.synthetic.generate
 from bench.block_stats import TARGETS, dataset_rows, decile_rows, measure
 from data.loader import find_graph
-from data.synthetic.random import random_bits, shuffled
+from data.synthetic.random import CHUNK, random_bits, shuffled
 from data.synthetic.windows import decile_counts, log_normal_counts
 
 # Sizes up to 5 M edges, and ppa's 5.4 M; `python scripts/datasets.py stats` checks the others.
@@ -167,7 +167,7 @@ def test_a_damaged_kept_surrogate_is_named_and_stays(kept, damage):
 
 
 def test_random_bits_are_uniform_and_differ_between_streams():
-    bits = random_bits(np, 5, 0, 2**18)
+    bits = random_bits(np, 5, 0, CHUNK + 10)
     assert bits.min() >= 0
     assert np.unique(bits).size == bits.size
     assert np.bincount(bits % 10, minlength=10) == pytest.approx(bits.size / 10, rel=0.03)
