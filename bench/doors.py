@@ -29,10 +29,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -48,8 +48,6 @@ from bench.runner import Case, Context
 from common.records import Row
 from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_passes
 from configs.bench import DOORS, BenchConfig
-from data.selection import Selection
-from data.sources.sphere import Sphere
 from examples import anemoi_block, driving_attention, mesh_transformer, relational_masks
 
 Leaves = dict[str, Tensor]
@@ -125,13 +123,24 @@ def mesh(device: torch.device, dtype: torch.dtype, nodes: int) -> Problem:
     return Problem(leaves, sides, passed(), ends.shape[1])
 
 
+def near_on_sphere(nlat: int, cutoff: float) -> np.ndarray:
+    """[2, nnz] key and query of all points of a grid of nlat x 2 nlat within `cutoff` radians of each other, ordered by
+    query and key. The grid is equiangular, with poles; a point is its own neighbour, and the distance may exceed the
+    cutoff by 0.1 %, as in torch-harmonics."""
+    from scipy.spatial import cKDTree
+
+    theta, phi = (angle.ravel() for angle in np.indices((nlat, 2 * nlat)) * np.pi / [[[nlat - 1]], [[nlat]]])
+    points = np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], 1)
+    near = cKDTree(points).query_pairs(2 * np.sin(1.001 * cutoff / 2), output_type="ndarray")
+    own = np.arange(len(points)).repeat(2).reshape(-1, 2)
+    ends = np.concatenate([near, near[:, ::-1], own]).T
+    return np.ascontiguousarray(ends[:, np.lexsort(ends)])
+
+
 def weather(device: torch.device, dtype: torch.dtype, nlat: int, cutoff: float) -> Problem:
     heads, dim, columns = 16, 64, 11
-    graph = Sphere(nlat, 2 * nlat, cutoff).load(Path(), Selection())
-    indptr, source = (torch.as_tensor(each, device=device).long() for each in (graph.indptr, graph.col))
-    nodes = len(indptr) - 1
-    ends = torch.stack([source, torch.repeat_interleave(torch.arange(nodes, device=device), indptr.diff())])
-    shapes = dict.fromkeys("qkv", (nodes, heads, dim)) | {"attr": (len(source), columns)}
+    nodes, ends = 2 * nlat**2, torch.as_tensor(near_on_sphere(nlat, cutoff), device=device)
+    shapes = dict.fromkeys("qkv", (nodes, heads, dim)) | {"attr": (ends.shape[1], columns)}
     leaves = normal(device, dtype, **shapes, weight=(heads * dim, columns), bias=(heads * dim,))
 
     def planned() -> Run:
@@ -155,8 +164,9 @@ def weather(device: torch.device, dtype: torch.dtype, nlat: int, cutoff: float) 
             raise fused3s.BackendUnavailableError(reason)
         from anemoi.models.triton.gt import graph_transformer_attention
 
+        (source, query), starts = ends, torch.arange(nodes + 1, device=device)
         by_source = source.argsort(stable=True)
-        of_sources = torch.searchsorted(source[by_source], torch.arange(nodes + 1, device=device))
+        of_sources, indptr = torch.searchsorted(source[by_source], starts), torch.searchsorted(query, starts)
 
         def run(leaves: Leaves) -> Tensor:
             q, k, v, attr, weight, bias = leaves.values()

@@ -230,11 +230,11 @@ class Problem:
 
 
 def normal_inputs(context: Context, shape: Shape, count: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """q, k, v and, as a fourth, the gradient of the output: [num_rows or num_cols, heads, d]; equal arguments give the
-    same numbers."""
+    """q, k, v and, as a fourth, the gradient of the output: [nodes, heads, d]; equal arguments give the same
+    numbers."""
     generator = torch.Generator(context.device).manual_seed(0)
-    (num_rows, num_cols), (heads, dim, kv_heads) = context.loaded.meta.shape, shape
-    of_query, of_key = (num_rows, heads, dim), (num_cols, kv_heads or heads, dim)
+    nodes, (heads, dim, kv_heads) = context.loaded.meta.num_nodes, shape
+    of_query, of_key = (nodes, heads, dim), (nodes, kv_heads or heads, dim)
     sizes = (of_query, of_key, of_key, of_query)[:count]
     return [torch.randn(size, generator=generator, device=context.device, dtype=dtype) for size in sizes]
 

@@ -209,7 +209,8 @@ def pattern_on(device: torch.device, loaded: LoadedGraph) -> CSRPattern:
     """A graph as CSR arrays on a device, with int64 offsets."""
     if device.type == "cuda" and "cupy" in sys.modules:  # synthetic graphs are made with CuPy, which keeps its memory
         sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
-    return CSRPattern(loaded.row_pointers.to(device).long(), loaded.columns.to(device), loaded.meta.shape)
+    nodes = loaded.meta.num_nodes
+    return CSRPattern(loaded.row_pointers.to(device).long(), loaded.columns.to(device), (nodes, nodes))
 
 
 def classify(error: Exception) -> tuple[Status, str]:

@@ -7,15 +7,11 @@ the row index) is the query and the second the key: `A[src_li[e], dst_li[e]] = 1
 run: the first end of an edge is the query. (ogb's own DGLGraphs of those sets point the other way.)
 """
 
-from typing import TYPE_CHECKING, Any
-
+from data.batches import GraphBatch, GraphSet
 from data.errors import DatasetMissingError, DownloadError
 from data.graph import GraphMeta, LoadedGraph
 from data.loader import load
 from data.registry import Dataset, info, names
-
-if TYPE_CHECKING:
-    from data.batches import GraphBatch, GraphSet
 
 __all__ = [
     "Dataset",
@@ -29,11 +25,3 @@ __all__ = [
     "load",
     "names",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("GraphBatch", "GraphSet"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from data import batches  # on use: of collections alone
-
-    return getattr(batches, name)

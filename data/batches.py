@@ -1,5 +1,4 @@
-"""Batches of graphs of a collection as CSR tensors on a device: slices where the graphs follow one another, else a
-gather; and gathers of one size, which a CUDA graph can capture."""
+"""Batches of graphs of a collection as CSR tensors on a device, also of one size, which a CUDA graph can capture."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -106,12 +105,11 @@ class GraphSet:
         self.meta, self.labels, self.device = loaded.meta, loaded.labels, device or torch.device("cpu")
         self.sizes = loaded.graph_sizes.numpy()
         self._first_node = np.append(0, self.sizes.cumsum())
-        self._first_edge = indptr.numpy()[self._first_node].astype(np.int64)
-        self.edge_counts = np.diff(self._first_edge)
+        first_edge = indptr.numpy()[self._first_node].astype(np.int64)
+        self.edge_counts = np.diff(first_edge)
         features = loaded.node_data.get("feat", torch.empty(len(indptr) - 1, 0))
         arrays = {"indptr": indptr, "col": col, "features": compact(features)}
-        arrays["starts"] = torch.from_numpy(self._first_node)
-        table = np.stack([self._first_node[:-1], self.sizes, self._first_edge[:-1], self.edge_counts])
+        table = np.stack([self._first_node[:-1], self.sizes, first_edge[:-1], self.edge_counts])
         arrays["table"] = torch.from_numpy(np.pad(table, ((0, 0), (0, 1))))  # the last column is no graph
         if "feat" in loaded.edge_data:
             arrays["edge_features"] = compact(loaded.edge_data["feat"])
@@ -152,35 +150,18 @@ class GraphSet:
                 keeps their order.
 
         Raises:
-            ValueError: an id is outside 0 .. G - 1, there is none, batch_size is below 1, or the seed is none.
+            ValueError: an id is outside 0 .. G - 1, there is none, or batch_size is below 1.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size!r}; an integer of 1 or more is needed")
         ids = self._checked(np.arange(len(self)) if ids is None else ids)
         if seed is not None:
-            try:
-                ids = np.random.default_rng(seed).permutation(ids)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"seed: got {seed!r}; integers of 0 or more are needed, one or several") from error
+            ids = np.random.default_rng(seed).permutation(ids)
         return (self.batch(ids[first : first + batch_size]) for first in range(0, ids.size, batch_size))
 
     def num_rows(self, ids: np.ndarray) -> int:
         """Rows of the output for the graphs `ids` [B]: graphs of a graph task, nodes of a node task."""
         return len(ids) if self.meta.task == "graph" else int(self.sizes[ids].sum())
-
-    def slice(self, graphs: range) -> GraphBatch:
-        """Graphs that follow one another, queued on the current stream of the device."""
-        first, last = graphs.start, graphs.stop
-        node, last_node = self._first_node[[first, last]].tolist()
-        edge, last_edge = self._first_edge[[first, last]].tolist()
-        return GraphBatch(
-            indptr=self._part("indptr", slice(node, last_node + 1)).long() - edge,
-            col=self._part("col", slice(edge, last_edge)) - node,
-            features=self._part("features", slice(node, last_node)),
-            edge_features=self._part("edge_features", slice(edge, last_edge)),
-            graph_starts=self._part("starts", slice(first, last)) - node,
-            random_walk=self._part("random_walk", slice(node, last_node)),
-        )
 
     def picked(self, ids: np.ndarray) -> GraphBatch:
         """The graphs `ids` [B] in this order, queued on the current stream of the device.
@@ -190,24 +171,12 @@ class GraphSet:
         """
         import torch
 
-        sizes, counts = self.sizes[ids], self.edge_counts[ids]
-        # One copy brings all that the device needs to know; the host keeps the sums, so that nothing waits for them.
-        table = torch.from_numpy(np.stack([self._first_node[ids], sizes, self._first_edge[ids], counts]))
-        first_node, sizes_there, first_edge, counts_there = to_device(table, self.kept_on)
-        starts = sizes_there.cumsum(0) - sizes_there
-        nodes = _rows_of(first_node, sizes_there, starts, int(sizes.sum()))
-        edges = _rows_of(first_edge, counts_there, counts_there.cumsum(0) - counts_there, int(counts.sum()))
-        indptr, col = self._arrays["indptr"], self._arrays["col"]
-        degrees = (indptr[nodes + 1] - indptr[nodes]).long()
-        moved = torch.repeat_interleave(starts - first_node, counts_there, output_size=len(edges))
-        return GraphBatch(
-            indptr=self._to(torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])),
-            col=self._to(col[edges] + moved.to(col.dtype)),
-            features=self._part("features", nodes),
-            edge_features=self._part("edge_features", edges),
-            graph_starts=self._to(starts),
-            random_walk=self._part("random_walk", nodes),
-        )
+        # The host knows the sizes, so that nothing waits for them; no row or edge is padding.
+        size = BatchSize(len(ids), int(self.sizes[ids].sum()), int(self.edge_counts[ids].sum()))
+        found = self.padded(to_device(torch.from_numpy(ids), self.kept_on), size)
+        kept = ("indptr", "col", "features", "edge_features", "random_walk")
+        moved = {name: None if (part := getattr(found, name)) is None else self._to(part) for name in kept}
+        return GraphBatch(**moved, graph_starts=self._to(found.graph_starts[: len(ids)]))
 
     def padded(self, ids: "torch.Tensor", size: BatchSize) -> GraphBatch:
         """As `picked`, with shapes that depend on `size` alone: nothing waits, and a CUDA graph can capture it.
@@ -268,10 +237,7 @@ class GraphSet:
         return all(used <= room for used, room in zip(sums, (size.graphs, size.rows, size.edges), strict=True))
 
     def _checked(self, ids: "Ids") -> np.ndarray:
-        try:
-            ids = np.asarray(ids)
-        except ValueError as error:
-            raise ValueError(f"ids: integers in one row are needed ({error})") from error
+        ids = np.asarray(ids)
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             raise ValueError(
                 f"ids: got shape {ids.shape}, dtype {ids.dtype}; one integer or more is needed, in one row"
@@ -280,9 +246,6 @@ class GraphSet:
         if outside.size:
             raise ValueError(f"ids: got {outside[0]}; the set has the graphs 0 .. {len(self) - 1}")
         return ids.astype(np.int64, copy=False)
-
-    def _part(self, key: str, rows: "slice | torch.Tensor") -> "torch.Tensor | None":
-        return self._to(self._arrays[key][rows]) if key in self._arrays else None
 
     def _to(self, array: "torch.Tensor") -> "torch.Tensor":
         return to_device(array, self.device)
@@ -318,12 +281,3 @@ def _gathered_rows(
     graph = torch.searchsorted(ends, row, right=True).clamp_(max=len(ends) - 1)
     is_used = row < ends[-1]
     return (row + moved[graph]).where(is_used, 0), graph, is_used
-
-
-def _rows_of(first: "torch.Tensor", counts: "torch.Tensor", starts: "torch.Tensor", total: int) -> "torch.Tensor":
-    """[total] rows of graphs that begin at row `first` and have `counts` rows, graph after graph; those before a graph
-    in the result are `starts`."""
-    import torch
-
-    moved = torch.repeat_interleave(first - starts, counts, output_size=total)
-    return torch.arange(total, device=first.device) + moved

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import RectangularGraphError
 from data.graph import MAX_NODES, CsrGraph
 from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
 
@@ -29,32 +28,6 @@ def distinct(xp: Any, keys: Any) -> Any:
     return keys[first]
 
 
-def canonical_edges(
-    row: np.ndarray, col: np.ndarray, num_nodes: int, edata: Mapping[str, np.ndarray] | None = None
-) -> tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]:
-    """Remove duplicate edges and sort. Self loops and directions are kept.
-
-    Args:
-        row, col: [E] int64, 0 <= row, col < num_nodes.
-        num_nodes: N, below 2^31, so that row * N + col fits an int64.
-        edata: arrays of E rows.
-
-    Returns:
-        (row, col, edata): two [nnz] int64 arrays, and the data of the first one of equal edges.
-    """
-    key = row * num_nodes + col
-    if np.all(key[1:] > key[:-1]):  # already canonical, as published files are: no sort needed
-        return row, col, edata or {}
-    if edata:
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-        is_first = np.concatenate([[True], key[1:] != key[:-1]])
-        key, edata = key[is_first], {name: values[order[is_first]] for name, values in edata.items()}
-    else:
-        key = distinct(np, key)
-    return key // num_nodes, key % num_nodes, edata or {}
-
-
 def to_csr(
     row: np.ndarray,
     col: np.ndarray,
@@ -64,9 +37,24 @@ def to_csr(
     edata: Mapping[str, np.ndarray] | None = None,
     **contents: Any,
 ) -> CsrGraph:
-    """The graph of edges as in `canonical_edges`; `contents` are further fields."""
-    listed = row.size
-    row, col, edata = canonical_edges(row, col, num_nodes, edata)
+    """The graph of these edges, of which repeated ones count once; self loops and directions are kept.
+
+    Args:
+        row, col: [E] int64, 0 <= row, col < num_nodes.
+        num_nodes: N, below 2^31, so that row * N + col fits an int64.
+        edata: arrays of E rows; the first one of equal edges counts.
+        contents: further fields of `CsrGraph`.
+    """
+    listed, edata, key = row.size, edata or {}, row * num_nodes + col
+    if not np.all(key[1:] > key[:-1]):  # published files are often in order: no sort needed
+        if edata:
+            order = np.argsort(key, kind="stable")
+            key = key[order]
+            is_first = np.concatenate([[True], key[1:] != key[:-1]])
+            key, edata = key[is_first], {name: values[order[is_first]] for name, values in edata.items()}
+        else:
+            key = distinct(np, key)
+        row, col = key // num_nodes, key % num_nodes
     ids = np.int32 if col.size <= MAX_INT32 else np.int64
     indptr = np.zeros(num_nodes + 1, ids)
     np.cumsum(np.bincount(row, minlength=num_nodes), out=indptr[1:])
@@ -92,11 +80,14 @@ def checked_graph(
         contents: further fields of `CsrGraph`.
 
     Raises:
-        ValueError: an edge has an end outside 0 .. num_nodes - 1, or there are too many nodes or none.
+        ValueError: an edge has an end outside 0 .. num_nodes - 1, an array has another number of rows, or there are too
+            many nodes or none.
         MemoryError: the graph would not fit.
     """
     if not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"{place}: num_nodes is {num_nodes}; 1 to {MAX_NODES} are allowed")
+    check_rows(place, "edges", row.size, {"column": col, **(edata or {})})
+    check_rows(place, "nodes", num_nodes, contents.get("ndata", {}))
     for end, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
         outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
         if outside.size:
@@ -112,14 +103,15 @@ def checked_graph(
     return to_csr(row, col, num_nodes, contents.pop("origin", str(place)), edata=edata, **contents)
 
 
-def with_self_loops(graph: CsrGraph) -> CsrGraph:
-    """The graph with an edge from each node to itself; without edge data.
+def check_rows(place: Path | str, kind: str, count: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise a ValueError if an array of nodes or edges, as `kind` says, has not `count` rows."""
+    for name, values in arrays.items():
+        if values.shape[:1] != (count,):
+            raise ValueError(f"{place}: {name} of {kind} has shape {values.shape}; {count} rows are needed")
 
-    Raises:
-        RectangularGraphError: the keys are other nodes than the queries.
-    """
-    if graph.num_keys is not None:
-        raise RectangularGraphError(f"{graph.origin}: self_loops: got True, and its keys are not its queries")
+
+def with_self_loops(graph: CsrGraph) -> CsrGraph:
+    """The graph with an edge from each node to itself; without edge data."""
     own = np.arange(graph.num_nodes)
     row, col = (np.concatenate([ids[graph.row != graph.col], own]) for ids in (graph.row, graph.col))
     looped = to_csr(row, col, graph.num_nodes, graph.origin)

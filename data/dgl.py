@@ -1,4 +1,4 @@
-"""DGL beside a PyTorch that it was not built for: `dgl = import_dgl()`; or `leave_out_graphbolt()` before `import dgl`.
+"""DGL beside a PyTorch that it was not built for: `dgl = import_dgl()`.
 
 DGL 2.1.0, the newest release on PyPI, ships one graphbolt library for each PyTorch release it was built with, and
 `import dgl` fails if the library for the installed PyTorch is missing. Graphbolt is DGL's data-loading engine, which is
@@ -11,10 +11,9 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -31,36 +30,12 @@ def import_dgl() -> ModuleType:
         ImportError: DGL is not installed, or fails for a reason other than graphbolt; the message is DGL's.
     """
     os.environ.setdefault("DGLBACKEND", "pytorch")
-    leave_out_graphbolt()
+    if GRAPHBOLT not in sys.modules and _lacks_graphbolt_library():
+        sys.modules[GRAPHBOLT] = ModuleType(GRAPHBOLT, "Left out: DGL has no library for this PyTorch.")
     with warnings.catch_warnings(), ogb_offline():
         # Python 3.12 warns about escapes in DGL's docstrings when it compiles them.
         warnings.simplefilter("ignore", SyntaxWarning)
         return importlib.import_module("dgl")
-
-
-def leave_out_graphbolt() -> None:
-    """From now on `import dgl` gets an empty `dgl.graphbolt` if its library for the installed PyTorch is missing."""
-    if _EmptyGraphbolt not in sys.meta_path:
-        sys.meta_path.insert(0, _EmptyGraphbolt)
-
-
-class _EmptyGraphbolt:
-    """Finder and loader of `dgl.graphbolt` where the real one would fail."""
-
-    @classmethod
-    def find_spec(cls, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, cls, is_package=True) if name == GRAPHBOLT and _lacks_graphbolt_library() else None
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> ModuleType:
-        return ModuleType(spec.name, "Left out: DGL has no library for this PyTorch.")
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        def missing(name: str) -> None:
-            raise AttributeError(f"{GRAPHBOLT}.{name} is not available: {module.__doc__}")
-
-        module.__getattr__ = missing
 
 
 @contextmanager

@@ -1,75 +1,48 @@
-"""Random features in place of missing ones, and checks of features, codes and classes."""
+"""Checks of features, labels and splits from any source."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from data.memory import require_memory
+MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
 
 
-def require_feature_memory(owner: str, rows: int, dim: int, cardinalities: tuple[int, ...] | None) -> None:
-    """Raise a MemoryError that names their `owner` if `random_features` of this shape would not fit."""
-    width = 4 if cardinalities is None else 8
-    require_memory(f"{owner}: random features of {rows:,} rows by {dim}", rows * dim * width)
+def as_features(
+    owner: str, what: str, values: np.ndarray, kinds: str, cardinalities: tuple[int, ...] | None
+) -> np.ndarray:
+    """Finite floats [rows, F] as float32; codes [rows, C], whose numbers are `cardinalities`, as int64.
 
-
-def random_features(rows: int, dim: int, cardinalities: tuple[int, ...] | None, rng: np.random.Generator) -> np.ndarray:
-    """Float32 [rows, dim] from N(0, 1); with cardinalities int64 [rows, C], each column uniform over its codes."""
-    if cardinalities is None:
-        return rng.standard_normal((rows, dim), dtype=np.float32)
-    return rng.integers(0, cardinalities, size=(rows, len(cardinalities)))
-
-
-def as_features(path: Path, name: str, values: np.ndarray, rows: int, most_codes: int = 0) -> np.ndarray:
-    """Finite floats [rows, F] as float32; codes [rows, C] as int64, where `most_codes` allows them.
+    Args:
+        kinds: NumPy's kinds of types that are allowed: "f", "iu" or both.
 
     Raises:
-        ValueError: the array of this name in a file is neither.
+        ValueError: the values are neither.
     """
-    kinds, allowed = ("fiu", "floats or integers") if most_codes else ("f", "floats")
-    if values.ndim != 2 or len(values) != rows or values.shape[1] == 0 or values.dtype.kind not in kinds:
-        raise ValueError(
-            f"{path}: {name} has shape {values.shape}, dtype {values.dtype}; {allowed} of shape [{rows}, F] are needed"
-        )
-    if values.dtype.kind != "f":
-        if values.size and not 0 <= values.min() <= values.max() < most_codes:
-            wrong = values[(values < 0) | (values >= most_codes)][0]
-            raise ValueError(f"{path}: {name} holds {wrong}; codes from 0 to {most_codes - 1} are allowed")
-        return values.astype(np.int64)
-    with np.errstate(over="ignore"):
-        values = values.astype(np.float32)
-    check_finite(path, name, values)
-    return values
-
-
-def check_finite(owner: str | Path, what: str, values: np.ndarray) -> None:
-    """Raise a ValueError if floats [rows, F] hold NaN or infinity."""
-    if not np.isfinite(values.sum(dtype=np.float64)):  # a sum of finite float32 is finite
-        row = np.argwhere(~np.isfinite(values))[0][0]
-        raise ValueError(f"{owner}: {what} holds NaN, or numbers beyond float32, in row {row}; finite ones are needed")
-
-
-def check_kind(owner: str, what: str, values: np.ndarray, cardinalities: tuple[int, ...] | None) -> None:
-    """Raise a ValueError unless official features are codes [rows, C] where the registry has their numbers, else
-    floats [rows, F]."""
-    kind = "f" if cardinalities is None else "i"
-    if values.ndim != 2 or values.shape[1] == 0 or values.dtype.kind != kind:
-        words = "floats [rows, F]" if kind == "f" else "codes (integers) [rows, C]"
-        raise ValueError(f"{owner}: {what} have shape {values.shape}, dtype {values.dtype}; {words} are published")
-
-
-def check_codes(owner: str, what: str, values: np.ndarray, cardinalities: tuple[int, ...]) -> None:
-    """Raise a ValueError if codes [rows, C] are not within 0 .. cardinalities[c] - 1 in each column c."""
-    if values.shape[1] != len(cardinalities):
-        raise ValueError(f"{owner}: {what} have {values.shape[1]} columns of codes; {len(cardinalities)} are needed")
-    wrong = np.argwhere((values < 0) | (values >= np.array(cardinalities)))
+    if values.ndim != 2 or values.shape[1] == 0 or values.dtype.kind not in kinds:
+        words = {"f": "floats", "iu": "codes (integers)"}.get(kinds, "floats or codes (integers)")
+        found = f"{owner}: {what} have shape {values.shape}, dtype {values.dtype}"
+        raise ValueError(f"{found}; {words} of shape [rows, F] are needed")
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32, copy=False)
+        if not np.isfinite(values.sum(dtype=np.float64)):  # a sum of finite float32 is finite
+            row = np.argwhere(~np.isfinite(values))[0][0]
+            raise ValueError(
+                f"{owner}: {what} hold NaN, or numbers beyond float32, in row {row}; finite ones are needed"
+            )
+        return values
+    limits = np.array(cardinalities or [MAX_CLASSES] * values.shape[1])
+    if values.shape[1] != limits.size:
+        raise ValueError(f"{owner}: {what} have {values.shape[1]} columns of codes; {limits.size} are needed")
+    wrong = np.argwhere((values < 0) | (values >= limits))
     if wrong.size:
         row, column = wrong[0]
         raise ValueError(
             f"{owner}: {what} hold the code {values[row, column]} in row {row}, column {column}; 0 to "
-            f"{cardinalities[column] - 1} are allowed"
+            f"{limits[column] - 1} are allowed"
         )
+    return values.astype(np.int64, copy=False)
 
 
 def check_targets(owner: str, labels: np.ndarray, num_classes: int, metric: str | None) -> None:
@@ -79,25 +52,21 @@ def check_targets(owner: str, labels: np.ndarray, num_classes: int, metric: str 
     if labels.shape[1] != columns:
         raise ValueError(f"{owner}: graph labels have {labels.shape[1]} columns; {columns} are needed")
     if metric == "accuracy":
-        known = labels[~np.isnan(labels)]
-        wrong = known[(known < -1) | (known >= num_classes) | (known != np.round(known))]
-        if wrong.size:
-            raise ValueError(
-                f"{owner}: a graph label of {wrong[0]:g}; 0 to {num_classes - 1}, and -1 for unknown, are allowed"
-            )
+        check_classes(owner, labels, num_classes)
     if metric in ("rocauc", "ap"):
         wrong = labels[~np.isnan(labels) & (labels != 0) & (labels != 1)]
         if wrong.size:
             raise ValueError(f"{owner}: a graph label of {wrong[0]:g}; 0, 1, and NaN for unknown, are allowed")
 
 
-def check_classes(owner: str, label: np.ndarray, num_classes: int) -> None:
-    """Raise a ValueError if classes [N] are not -1 (unknown) or within 0 .. num_classes - 1."""
-    wrong = np.flatnonzero((label < -1) | (label >= num_classes))
+def check_classes(owner: str, labels: np.ndarray, num_classes: int) -> None:
+    """Raise a ValueError if classes are not -1 or NaN (unknown) or within 0 .. num_classes - 1."""
+    num_classes = min(num_classes, MAX_CLASSES)
+    wrong = labels[(labels < -1) | (labels >= num_classes) | (labels % 1 > 0)]
     if wrong.size:
         raise ValueError(
-            f"{owner}: label {label[wrong[0]]} of node {wrong[0]}; 0 to {num_classes - 1}, and -1 for unknown, are "
-            "allowed: another version of the data set, or another graph, which needs a name of its own"
+            f"{owner}: a label of {wrong[0]:g}; 0 to {num_classes - 1}, and -1 for unknown, are allowed: another "
+            "version of the data set, or another graph, which needs a name of its own"
         )
 
 
@@ -112,22 +81,12 @@ def as_integers(name: str, values: np.ndarray) -> np.ndarray:
     return whole
 
 
-def check_splits(owner: str | Path, splits: Mapping[str, np.ndarray], count: int, names: str = "the ids of {}") -> None:
-    """Raise a ValueError unless each id of a split is within 0 .. count - 1 and in one part, once.
-
-    Args:
-        names: of the ids of a part, for messages.
-    """
-    part_of = np.full(count, -1, np.int8)
-    for nth, (part, ids) in enumerate(splits.items()):
-        outside = ids[(ids < 0) | (ids >= count)]
-        if outside.size:
-            raise ValueError(f"{owner}: {names.format(part)} hold {outside[0]}; allowed are 0 to {count - 1}")
-        repeated = ids[part_of[ids] >= 0]
-        part_of[ids] = nth
-        if not repeated.size and ids.size > np.count_nonzero(part_of == nth):
-            repeated = np.sort(ids)[1:][np.diff(np.sort(ids)) == 0]
-        if repeated.size:
-            raise ValueError(
-                f"{owner}: {names.format(part)} hold {repeated[0]} twice; each id may be in one part, once"
-            )
+def check_splits(owner: str | Path, splits: Mapping[str, np.ndarray], count: int) -> None:
+    """Raise a ValueError unless each id of a split is within 0 .. count - 1 and in one part, once."""
+    ids = np.concatenate([*splits.values()])
+    outside = ids[(ids < 0) | (ids >= count)]
+    if outside.size:
+        raise ValueError(f"{owner}: the split holds the id {outside[0]}; allowed are 0 to {count - 1}")
+    repeated = np.flatnonzero(np.bincount(ids) > 1)
+    if repeated.size:
+        raise ValueError(f"{owner}: the split holds the id {repeated[0]} twice; each may be in one part, once")

@@ -1,28 +1,17 @@
-"""Reader of a user's graph file. No format can run code: pickled arrays are refused.
+"""Reader of a user's graph file; docs/datasets.md has the table of formats. No format can run code: pickled arrays are
+refused.
 
-The first column or row index is the query and the second the key (see `data`), unless a header says otherwise. Every
-stored entry is an edge, whatever its value.
+The first column or row index is the query and the second the key (see `data`), unless a header says otherwise: one with
+the words of ENDS names the columns, and a `target` attends to its `source`. Columns of text are separated by spaces,
+tabs, commas or semicolons, as its first line has them.
 
-    .npz         `src_li`, `dst_li` [E], `num_nodes`, as the Fused3S authors publish; optional `feat` (float
-                 [N, F]), `label` (integer [N], -1 for unknown) and `edge_feat` (float [E, F], or codes from 0 [E, C]);
-                 optional `train_ids`, `valid_ids`, `test_ids`: the nodes of each part of a split
-    .npz         a square matrix as `scipy.sparse.save_npz` writes it, in any of SciPy's formats
-    .npz         many small undirected graphs, one after the other: `node_counts`, `edge_counts` [B], `u`, `v` (node ids
-                 local to their graph, each edge once); `batch_size` of them form the batch. Optional `feat` (float, a
-                 row for each node), `edge_feat` (as above), the three parts of a split and `graph_label`, whose type
-                 says what a model gets and how it is scored: integers [B] are classes, -1 for unknown; integers [B, T]
-                 answers to T questions, 1 for yes, 0 for no, -1 for unknown (ROC-AUC); floats [B, T] targets of
-                 regression, NaN for a missing one (mean absolute error)
-    .mtx         a square Matrix Market file in coordinate format
-    .txt .csv .tsv   an edge list in its first two columns, plain or with .gz: integers between spaces, tabs, commas or
-                 semicolons, as its first line has them; # comments; with or without a header line (without numbers).
-                 A header with the words of ENDS names the columns: a `target` attends to its `source`
+Of an .npz of many small graphs `batch_size` form the batch. The type of `graph_label` says what a model gets and how it
+is scored: integers [B] are classes, -1 for unknown; integers [B, T] answers to T questions, 1 for yes, 0 for no, -1 for
+unknown (ROC-AUC); floats [B, T] targets of regression, NaN for a missing one (mean absolute error).
 
 Node ids of edge lists are kept if they are 0 .. N-1 without a gap; otherwise each id is replaced by its rank among all
-ids of the file, which are then in `node_data["id"]`. Names are no ids: number them first. A table of the nodes may lie
-beside the edge list: NAME.nodes.csv for NAME.csv, with any of these endings. It has a header with `id`, optional
-`label` (class, from 0) and `split` (train, valid or test), both empty where unknown; all other columns are features.
-Its nodes are those of the graph. Without it, an edge list cannot hold a node without edges.
+ids of the file, which are then in `node_data["id"]`. The nodes of a table beside the edge list are those of the graph;
+without one, an edge list cannot hold a node without edges.
 """
 
 import csv
@@ -31,20 +20,19 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.canonical import checked_graph
-from data.errors import DatasetMissingError
-from data.features import as_features, as_integers, check_classes, check_splits
+from data.canonical import check_rows, checked_graph
+from data.errors import DatasetMissingError, reading
+from data.features import as_integers
 from data.graph import MAX_NODES, PARTS, CsrGraph, Target
-from data.memory import LOADING_BYTES_PER_EDGE, LOADING_BYTES_PER_NODE, require_memory
+from data.memory import require_memory
 from data.packed import join_graphs
-from data.selection import Selection, refusal
+from data.selection import Selection, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +44,6 @@ TEXT = (".txt", ".csv", ".tsv", ".txt.gz", ".csv.gz", ".tsv.gz")
 ENDS = (("query", "key"), ("target", "source"), ("dst", "src"), ("to", "from"))  # columns by name, the query first
 ID = re.compile(r"\s*[+-]?\d{1,18}(\.0*)?\s*")
 SPLIT_WORDS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
-LARGE_TEXT = 2**26  # bytes on disk, whose reading is announced
-MAX_CLASSES = 1_000_000  # classes of a label, codes of a feature column: each takes a row of the model's weights
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -83,15 +69,17 @@ def read_graph(path: str | Path, selection: Selection) -> CsrGraph:
     if name.endswith(".npz"):
         raw = _read_npz(path, selection)
     elif name.endswith(".mtx"):
-        raw = _of_matrix(path, _reading(path, _read_mtx))
+        import scipy.io
+
+        raw = matrix_graph(path, scipy.io.mmread)
     elif _text_ending(path):
         table = nodes_table(path)
         raw = _with_table(path, table, read_pairs(path)) if table else ranked_graph(path, read_pairs(path))
     else:
         raise ValueError(f"{path}: unknown format; allowed endings are .npz, .mtx, {', '.join(TEXT)}")
-    why = f"{path} holds {'one graph' if raw.graph_sizes is None else 'no splits'}"
-    if wrong := refusal(selection, {"order": raw.graph_sizes is not None}, why):
-        raise ValueError(wrong)
+    if raw.graph_sizes is None:
+        refuse(selection, f"{path} holds one graph")
+    refuse(selection, f"{path} holds no splits", ("split",))
     return raw
 
 
@@ -109,23 +97,13 @@ def read_pairs(path: Path) -> np.ndarray:
     Raises:
         ValueError: the file is damaged, or holds no edge or a negative id.
     """
-    pairs = _reading(path, _read_columns)
+    with reading(path):
+        pairs = _read_columns(path)
     if not pairs.size:
         raise ValueError(f"{path}: holds no edge")
     if pairs.min() < 0:
         raise ValueError(f"{path}: holds the node id {pairs.min()}; ids of 0 and above are allowed")
     return pairs
-
-
-def _reading(path: Path, read: Callable[[Path], Any]) -> Any:
-    try:
-        return read(path)
-    except MemoryError as error:
-        raise MemoryError(f"{path}: {error}") from error
-    except Exception as error:  # NumPy, SciPy, pandas and the archives raise nearly any for damaged content
-        raise ValueError(
-            f"{path}: cannot be read ({str(error)[:500]}); correct it, or fetch or write it again"
-        ) from error
 
 
 def _text_ending(path: Path) -> str | None:
@@ -158,8 +136,6 @@ def _cells(line: str, separator: str) -> list[str]:
 def _read_columns(path: Path) -> np.ndarray:
     import pandas as pd
 
-    if (size := path.stat().st_size) > LARGE_TEXT:
-        logger.info("%s: reading %.1f GB of text", path, size / 1e9)
     separator, cells, has_header = _form(path)
     ends = [0, 1]  # columns of the query and the key
     if named := next((names for names in ENDS if {*names} <= {*cells}), None):
@@ -208,8 +184,9 @@ def _with_table(path: Path, table: Path, pairs: np.ndarray) -> CsrGraph:
     logger.info("%s: the nodes are those of %s", path, table)
     types = dict.fromkeys(("id", "label", "split"), str)
     options = {"sep": _form(table)[0], "skip_blank_lines": False, "skipinitialspace": True, "encoding": "utf-8-sig"}
-    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # more cells than the header has
-        nodes = _reading(table, partial(pd.read_csv, dtype=types, index_col=False, **options)).dropna(how="all")
+    # More cells than the header has are a warning.
+    with reading(table), warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+        nodes = pd.read_csv(table, dtype=types, index_col=False, **options).dropna(how="all")
     if "id" not in nodes or nodes.empty:
         found = f"{len(nodes)} nodes with the columns {', '.join(map(str, nodes))}"
         raise ValueError(f"{table}: holds {found}; a header with id, label, split or features, and nodes are needed")
@@ -224,7 +201,7 @@ def _with_table(path: Path, table: Path, pairs: np.ndarray) -> CsrGraph:
     order = np.argsort(nodes["id"])
     if "label" in nodes:
         label = nodes["label"].fillna("-1").str.strip()
-        refuse(~label.str.fullmatch(r"-1|\d{1,6}"), "label", f"classes from 0 to {MAX_CLASSES - 1} are allowed")
+        refuse(~label.str.fullmatch(r"-1|\d{1,6}"), "label", "classes from 0 are allowed")
         ndata["label"] = label.to_numpy(np.int64)[order]
     if "split" in nodes:
         part = nodes["split"].str.strip().map(SPLIT_WORDS)
@@ -247,74 +224,45 @@ def ranked_graph(path: Path, pairs: np.ndarray, both_directions: bool = False) -
     return checked_graph(path, *rank.reshape(pairs.shape).T, ids.size, both_directions=both_directions, ndata=ndata)
 
 
-def _read_mtx(path: Path) -> Any:
-    import scipy.io
-
-    matrix = scipy.io.mmread(path)
-    if isinstance(matrix, np.ndarray):
-        raise ValueError("a dense array; the coordinate format is needed")
-    return matrix
-
-
-def _read_scipy(path: Path) -> Any:
-    import scipy.sparse
-
-    with np.load(path, allow_pickle=False) as archive:
-        for name in ("row", "col", "coords", "indices", "indptr", "offsets"):
-            if name in archive.files and archive[name].dtype.kind not in "iu":  # SciPy would cut them off
-                raise ValueError(f"{name} has dtype {archive[name].dtype}; integers are needed")
-    matrix = scipy.sparse.load_npz(path)
-    if matrix.format in ("csr", "csc", "bsr"):
-        matrix.check_format(full_check=True)  # conversions trust the arrays
-    return matrix.tocoo()
-
-
-def _of_matrix(path: Path, matrix: Any) -> CsrGraph:
-    rows, columns = matrix.shape
-    if rows != columns:
-        raise ValueError(f"{path}: the matrix is {rows} x {columns}; a graph needs a square one")
-    return checked_graph(path, matrix.row.astype(np.int64), matrix.col.astype(np.int64), rows)
+def matrix_graph(path: Path, load: Callable[[Path], Any]) -> CsrGraph:
+    """The graph of a square SciPy matrix; every stored entry is an edge."""
+    with reading(path):
+        matrix = load(path)
+        if isinstance(matrix, np.ndarray):
+            raise ValueError("a dense array; the coordinate format is needed")
+        rows, columns = matrix.shape
+        if rows != columns:
+            raise ValueError(f"the matrix is {rows} x {columns}; a graph needs a square one")
+        if matrix.format in ("csr", "csc", "bsr"):
+            matrix.check_format(full_check=True)  # conversions trust the arrays
+        ends = matrix.tocoo().coords
+    return checked_graph(path, *ends, rows)
 
 
 def _read_npz(path: Path, selection: Selection) -> CsrGraph:
-    names = set(_reading(path, _names))
+    with reading(path), np.load(path, allow_pickle=False) as archive:
+        names = {*archive.files}
     if "format" in names:
-        return _of_matrix(path, _reading(path, _read_scipy))
+        import scipy.sparse
+
+        return matrix_graph(path, scipy.sparse.load_npz)
     for needed, optional in ((GRAPH, WITH_GRAPH), (COLLECTION, WITH_COLLECTION)):
         if names.issuperset(needed):
             if unread := sorted(names - {*needed, *optional}):
                 text = "%s: the arrays %s are not read; those that are read besides %s: %s"
                 logger.warning(text, path, ", ".join(unread), ", ".join(needed), ", ".join(optional))
-            if needed is COLLECTION:
-                return read_collection(path, selection)
-            return _one_graph(path, names & {*needed, *optional}, selection)
+            return read_collection(path, selection) if needed is COLLECTION else _one_graph(path, names, selection)
     raise ValueError(
         f"{path}: holds the arrays {sorted(names)}; allowed are src_li, dst_li, num_nodes, or those of "
         "scipy.sparse.save_npz, or node_counts, edge_counts, u, v"
     )
 
 
-def _names(path: Path) -> list[str]:
-    with np.load(path, allow_pickle=False) as archive:
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("not an .npz archive")
-        if len({*archive.files}) < len(archive.files):
-            raise ValueError(f"an array is there twice: {', '.join(archive.files)}")
-        return archive.files
-
-
 def _arrays(path: Path, names: Iterable[str]) -> Arrays:
     """The arrays of these names; those of ids and counts as int64."""
-
-    def read(path: Path) -> Arrays:
-        with np.load(path, allow_pickle=False) as archive:
-            require_memory(str(path), sum(archive.zip.getinfo(f"{name}.npy").file_size for name in names))
-            arrays = {name: archive[name] for name in names}
-            if wrong := [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]:
-                raise ValueError(f"{wrong[0]} is no array")
-            return arrays
-
-    arrays = dict(_reading(path, read))
+    with reading(path), np.load(path, allow_pickle=False) as archive:
+        require_memory("its arrays", sum(archive.zip.getinfo(f"{name}.npy").file_size for name in names))
+        arrays = {name: archive[name] for name in names}
     for name in arrays.keys() - {"feat", "edge_feat", "graph_label"}:
         values = arrays[name]
         if values.ndim != (name != "num_nodes") or values.dtype.kind not in "iu":
@@ -325,30 +273,18 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
 
 
 def _one_graph(path: Path, names: set[str], selection: Selection) -> CsrGraph:
-    arrays = _arrays(path, names - (set() if selection.edge_features else {"edge_feat"}))
+    names = names & {*GRAPH, *WITH_GRAPH} - (set() if selection.edge_features else {"edge_feat"})
+    arrays = _arrays(path, names)
     row, col, num_nodes = arrays["src_li"], arrays["dst_li"], int(arrays["num_nodes"])
-    if row.size != col.size:
-        raise ValueError(f"{path}: src_li has {row.size} entries and dst_li {col.size}; they must agree")
-    ndata, edata = {}, {}
-    if "feat" in names:
-        ndata["feat"] = as_features(path, "feat", arrays["feat"], num_nodes)
-    if "label" in names:
-        ndata["label"] = label = arrays["label"]
-        if label.size != num_nodes:
-            raise ValueError(f"{path}: label has {label.size} entries; one for each of {num_nodes} nodes is needed")
-        check_classes(str(path), label, MAX_CLASSES)
-    if "edge_feat" in arrays:
-        edata["feat"] = as_features(path, "edge_feat", arrays["edge_feat"], row.size, most_codes=MAX_CLASSES)
-    return checked_graph(path, row, col, num_nodes, ndata=ndata, edata=edata, splits=_split(path, arrays, num_nodes))
+    ndata = {name: arrays[name] for name in ("feat", "label") if name in names}
+    edata = {"feat": arrays["edge_feat"]} if "edge_feat" in names else {}
+    return checked_graph(path, row, col, num_nodes, ndata=ndata, edata=edata, splits=_split(path, arrays))
 
 
-def read_collection(path: Path, selection: Selection, with_codes: bool = False) -> CsrGraph:
-    """Read an .npz of many small graphs; errors as `read_graph`.
-
-    Args:
-        with_codes: whether `feat` may hold codes, of which the caller knows the numbers.
-    """
-    names = {*_reading(path, _names)} & {*COLLECTION, *WITH_COLLECTION}
+def read_collection(path: Path, selection: Selection) -> CsrGraph:
+    """Read an .npz of many small graphs; errors as `read_graph`."""
+    with reading(path), np.load(path, allow_pickle=False) as archive:
+        names = {*archive.files} & {*COLLECTION, *WITH_COLLECTION}
     rows = names & {"u", "v", "feat", *(("edge_feat",) if selection.edge_features else ())}
     arrays = _arrays(path, names - {"u", "v", "feat", "edge_feat"})
     sizes, edge_counts, count = arrays["node_counts"], arrays["edge_counts"], arrays["node_counts"].size
@@ -360,31 +296,19 @@ def read_collection(path: Path, selection: Selection, with_codes: bool = False) 
     if sizes.min() < 1 or edge_counts.min() < 0 or max(sizes.max(), edge_counts.max()) > MAX_NODES:
         raise ValueError(f"{path}: node_counts must be 1 or more, edge_counts 0 or more, each below 2^31")
     labels, target = _graph_labels(path, arrays["graph_label"], count) if "graph_label" in names else (None, None)
-    splits = _split(path, arrays, count)
+    splits = _split(path, arrays)
     picked, available = selection.pick(count, str(path), splits)
-    needed = int(sizes[picked].sum()) * LOADING_BYTES_PER_NODE
-    needed += 2 * int(edge_counts[picked].sum()) * LOADING_BYTES_PER_EDGE
-    require_memory(f"{path}: {picked.size:,} graphs", needed)
     arrays |= _arrays(path, rows)
     u, v = arrays["u"], arrays["v"]
-    if not edge_counts.sum() == u.size == v.size:
-        raise ValueError(
-            f"{path}: edge_counts sum to {edge_counts.sum()}, u has {u.size} entries and v {v.size}; they must agree"
-        )
-    ndata, edata = {}, {}
-    if "feat" in rows:
-        most = MAX_CLASSES if with_codes else 0
-        ndata["feat"] = as_features(path, "feat", arrays["feat"], int(sizes.sum()), most)
-    if "edge_feat" in rows:
-        edata["feat"] = as_features(path, "edge_feat", arrays["edge_feat"], u.size, MAX_CLASSES)
+    check_rows(path, "edges", u.size, {"v": v})
     return join_graphs(
         picked,
         sizes,
         edge_counts,
         np.stack([u, v], 1),
         selection.described(str(path)),
-        ndata=ndata,
-        edata=edata,
+        ndata={"feat": arrays["feat"]} if "feat" in rows else {},
+        edata={"feat": arrays["edge_feat"]} if "edge_feat" in rows else {},
         graph_labels=labels,
         target=target,
         splits=splits,
@@ -394,19 +318,14 @@ def read_collection(path: Path, selection: Selection, with_codes: bool = False) 
 
 def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarray, Target]:
     """Labels [B, T] float32, and what a model predicts of them."""
-    are_classes = labels.shape == (count,) and labels.dtype.kind in "iu"
-    if are_classes:
-        labels = labels[:, None]
-        if labels.min() < -1 or labels.max() >= MAX_CLASSES:
-            raise ValueError(
-                f"{path}: graph_label holds {labels.min()} to {labels.max()}; -1 to {MAX_CLASSES - 1} are allowed"
-            )
+    are_integers = labels.dtype.kind in "iu"
+    are_classes = labels.shape == (count,) and are_integers
+    labels = labels[:, None] if are_classes else labels
     if labels.ndim != 2 or len(labels) != count or labels.shape[1] == 0 or labels.dtype.kind not in "fiu":
         raise ValueError(
             f"{path}: graph_label has shape {labels.shape}, dtype {labels.dtype}; numbers of shape [{count}, tasks] "
             f"or classes (integers) of shape [{count}] are needed"
         )
-    are_answers = labels.dtype.kind in "iu"
     with np.errstate(over="ignore"):
         labels = labels.astype(np.float32)
     if np.isinf(labels).any():
@@ -414,21 +333,19 @@ def _graph_labels(path: Path, labels: np.ndarray, count: int) -> tuple[np.ndarra
     if are_classes:
         return labels, ("accuracy", int(labels.max()) + 1)
     known = labels[~np.isnan(labels)]
-    if are_answers and np.isin(known, (-1, 0, 1)).all():
+    if are_integers and np.isin(known, (-1, 0, 1)).all():
         return np.where(labels == -1, np.nan, labels), ("rocauc", labels.shape[1])
-    unclear = are_answers or (known.size and np.isin(known, (0, 1)).all())  # but under a registered name
+    unclear = are_integers or (known.size and np.isin(known, (0, 1)).all())  # but under a registered name
     return labels, (None if unclear else "mae", labels.shape[1])
 
 
-def _split(path: Path, arrays: Arrays, count: int) -> dict[str, np.ndarray] | None:
+def _split(path: Path, arrays: Arrays) -> dict[str, np.ndarray] | None:
     """The ids of each part, in ascending order; None without them."""
-    given = [name for name in SPLIT if name in arrays]
-    if not given:
+    missing = [name for name in SPLIT if name not in arrays]
+    if len(missing) == len(SPLIT):
         return None
-    if missing := sorted(set(SPLIT) - set(given)):
+    if missing:
         raise ValueError(
             f"{path}: a split needs train_ids, valid_ids and test_ids (which may be empty); {missing[0]} is missing"
         )
-    splits = {part: arrays[name] for part, name in zip(PARTS, SPLIT, strict=True)}
-    check_splits(path, splits, count, "{}_ids")
-    return {part: np.sort(ids) for part, ids in splits.items()}
+    return {part: np.sort(arrays[name]) for part, name in zip(PARTS, SPLIT, strict=True)}

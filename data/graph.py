@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -33,7 +33,6 @@ class CsrGraph:
         col: [nnz] of the same type, the keys.
         origin: URL, path or a description of the generator.
         removed: number of repeated edges that the source lists.
-        num_keys: columns of A, where these are other nodes than its rows; None: the same nodes.
         graph_sizes: [B] int64, nodes of each small graph of a batch; None for a single graph.
         ndata: arrays of N rows, among them "feat" (float32 [N, F] or int64 [N, C]), "label" (int64 [N]) and, of an edge
             list whose ids have gaps, "id" (int64 [N], ascending): the ids of its nodes.
@@ -50,7 +49,6 @@ class CsrGraph:
     col: np.ndarray
     origin: str
     removed: int = 0
-    num_keys: int | None = None
     graph_sizes: np.ndarray | None = None
     ndata: Mapping[str, np.ndarray] = field(default_factory=dict)
     edata: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -99,13 +97,10 @@ class GraphMeta:
         feature_cardinalities: number of codes of each categorical column; None for float features.
         features: "original", or "random" if the source has none.
         num_classes: size of a model's output.
-        licence: of the data set, as its publisher states it; "" if unknown.
-        citation: how to cite it; "" if unknown.
         sha256: first 16 hexadecimal digits of the edge list's SHA-256; equal A have equal hashes, from any source.
         edge_features: "original" or "random"; None where none were asked for.
         edge_feature_dim: columns of the edge features; 0 where none were asked for.
         edge_feature_cardinalities: number of codes of each categorical column; None for float features.
-        num_keys: columns of A, where these are other nodes than its N rows; None: the same nodes.
         unit: of the targets of regression; "" if unknown or none.
     """
 
@@ -121,20 +116,12 @@ class GraphMeta:
     feature_cardinalities: tuple[int, ...] | None
     features: Literal["original", "random"]
     num_classes: int
-    licence: str
-    citation: str
     sha256: str
     edge_features: Literal["original", "random"] | None = None
     edge_feature_dim: int = 0
     edge_feature_cardinalities: tuple[int, ...] | None = None
     collection_size: int | None = None
-    num_keys: int | None = None
     unit: str = ""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of A: queries and keys."""
-        return self.num_nodes, self.num_keys or self.num_nodes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -172,22 +159,6 @@ class LoadedGraph:
     def graph(self) -> "dgl.DGLGraph":
         """The DGLGraph, made on first use."""
         return dgl_graph(self.row_pointers, self.columns, self.graph_sizes, self.node_data, self.edge_data)
-
-    @classmethod
-    def from_dgl(
-        cls,
-        graph: "dgl.DGLGraph",
-        meta: GraphMeta,
-        labels: "torch.Tensor | None" = None,
-        splits: "dict[str, torch.Tensor] | None" = None,
-        metric: Metric | None = None,
-    ) -> "LoadedGraph":
-        """A DGLGraph as a loaded one. The edges get the order of A's CSR, and the edge data with them."""
-        row_pointers, columns, edge_ids = graph.adj_tensors("csc")
-        in_order = {key: values[edge_ids] if len(edge_ids) else values for key, values in graph.edata.items()}
-        arrays = {"node_data": dict(graph.ndata), "edge_data": in_order, "graph_sizes": graph.batch_num_nodes().long()}
-        about: dict[str, Any] = {"meta": meta, "labels": labels, "splits": splits, "metric": metric}
-        return cls(row_pointers=row_pointers, columns=columns, **arrays, **about)
 
 
 def dgl_graph(

@@ -10,22 +10,18 @@ from typing import Any, get_args
 import numpy as np
 
 from data.canonical import with_self_loops
-from data.errors import DatasetMissingError, DownloadError, RectangularGraphError
+from data.errors import DatasetMissingError, DownloadError
 from data.features import (
+    as_features,
     check_classes,
-    check_codes,
-    check_finite,
-    check_kind,
     check_splits,
     check_targets,
-    random_features,
-    require_feature_memory,
 )
 from data.files import read_graph
 from data.graph import PARTS, CsrGraph, GraphMeta, LoadedGraph, Source, to_tensor
-from data.memory import fits
+from data.memory import fits, require_memory
 from data.registry import Dataset, info, names
-from data.selection import Order, Selection, Split, refusal
+from data.selection import Order, Selection, Split, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -89,13 +85,13 @@ def load(
 
     Raises:
         DatasetMissingError: the graph is missing and cannot be downloaded; a `DownloadError` if that may work later.
-        ValueError: an argument or a file is wrong, `edge_features` are asked of a graph that has none, or features of
-            one whose keys are other nodes than its queries; the text names it and the allowed values.
+        ValueError: an argument or a file is wrong, or `edge_features` are asked of a graph that has none; the text
+            names it and the allowed values.
         TypeError: batch_size or seed is no integer, root or path no path.
         MemoryError: the graph would not fit.
     """
     chosen = {"batch_size": batch_size, "order": order, "split": split, "seed": seed, "edge_features": edge_features}
-    found_in, graph = find_graph(name, root=root, source=source, path=path, features=features, **chosen)
+    found_in, graph = find_graph(name, root=root, source=source, path=path, **chosen)
     if self_loops:
         if edge_features:
             raise ValueError("self_loops: got True with edge_features=True; self-loops have no features")
@@ -109,13 +105,11 @@ def find_graph(
     root: str | os.PathLike[str] = "datasets",
     source: str = "auto",
     path: str | os.PathLike[str] | None = None,
-    features: bool = False,
     **choice: Any,
 ) -> tuple[Source, CsrGraph]:
     """First step of `load`: the source that has the graph, and its edges.
 
-    Arguments and errors are those of `load`; `choice` are the fields of `Selection`. `features`: a surrogate whose
-    random features would not fit is refused before it is generated.
+    Arguments and errors are those of `load`; `choice` are the fields of `Selection`.
     """
     if not isinstance(name, str):
         raise TypeError(f"name: got {name!r}; a text such as 'cora' is needed")
@@ -134,16 +128,14 @@ def find_graph(
     if source == "auto" and name not in names() and local.is_file():
         return "file", read_graph(local, selection)
     entry = info(name)
-    if entry.num_graphs is None and (wrong := refusal(selection, {}, f"{name} is a single graph")):
-        raise ValueError(wrong)
+    if entry.num_graphs is None:
+        refuse(selection, f"{name} is a single graph")
     if source == "synthetic":
-        if wrong := refusal(selection, {}, "a surrogate has neither an order nor splits"):
-            raise ValueError(wrong)
+        refuse(selection, "a surrogate has neither an order nor splits")
         if selection.batch_size is None and entry.num_graphs is not None:
             raise ValueError(f"batch_size: got None (all graphs); the surrogate of {name} needs a number")
-        return "synthetic", _surrogate(entry, root, selection, features)
+        return "synthetic", _surrogate(entry, root, selection)
     if entry.official.is_present(root):
-        entry.official.verify(root)
         return "official", entry.official.load(root, selection)
     if source == "auto" and local.is_file():
         return "file", read_graph(local, selection)
@@ -155,25 +147,20 @@ def find_graph(
     except DatasetMissingError as missing:
         # There is a surrogate for "auto", but for a publisher who may answer later, a choice of graphs, and a graph
         # whose surrogate takes minutes.
-        is_large = entry.surrogate is None or entry.surrogate["generator"] == "huge.HugeGraph"
+        is_large = entry.surrogate is None or entry.surrogate["generator"] == "huge.huge"
         is_choice = entry.num_graphs is not None and not selection.is_default
         if source == "official" or isinstance(missing, DownloadError) or is_large or is_choice:
             raise type(missing)(_with_remedy(entry, root, selection, missing)) from missing
         text = "%s: not under %s; using a synthetic surrogate (source=synthetic): %s"
         logger.warning(text, name, root, missing)
-        return "synthetic", _surrogate(entry, root, selection, features)
+        return "synthetic", _surrogate(entry, root, selection)
     return "official", entry.official.load(root, selection)
 
 
-def _surrogate(entry: Dataset, root: Path, selection: Selection, features: bool) -> CsrGraph:
-    from data.synthetic.generate import expected_size, surrogate  # on use: most runs are of real graphs
+def _surrogate(entry: Dataset, root: Path, selection: Selection) -> CsrGraph:
+    from data.synthetic.generate import surrogate  # on use: most runs are of real graphs
 
-    batch_size = selection.batch_size or 1
-    if features:
-        nodes = expected_size(entry, batch_size)[1]
-        about = entry.feature_dim, entry.feature_cardinalities
-        require_feature_memory(f"the surrogate of {entry.name}", nodes, *about)
-    return surrogate(entry, root, batch_size, selection.seed)
+    return surrogate(entry, root, selection.batch_size or 1, selection.seed)
 
 
 def _with_remedy(entry: Dataset, root: Path, selection: Selection, missing: DatasetMissingError) -> str:
@@ -218,27 +205,20 @@ def _finish(
 ) -> LoadedGraph:
     """Check the contents, add features if the source has none, and describe the graph."""
     name, owner = entry.name, f"{entry.name} ({csr.origin})"
-    _check_contents(entry, owner, csr)
-    original, feature_dim, cardinalities = "feat" in csr.ndata, entry.feature_dim, entry.feature_cardinalities
-    if original:
-        feat = csr.ndata["feat"]
-        if source == "official":
-            check_kind(owner, "node features", feat, cardinalities)
-        feature_dim, cardinalities = feat.shape[1], cardinalities if feat.dtype.kind == "i" else None
-        if cardinalities:
-            check_codes(owner, "node features", feat, cardinalities)
-        elif source == "official" and (not isinstance(feat, np.memmap) or (features and fits(feat.nbytes))):
-            check_finite(owner, "feat", feat)  # of a mapped file, which this reads, only where memory keeps it
-    elif features:
-        require_feature_memory(csr.origin, csr.num_nodes, feature_dim, cardinalities)
-    if features and csr.num_keys is not None:
-        raise RectangularGraphError(
-            f"{name}: its keys are other nodes than its queries, and models need one set of nodes; features=False "
-            "loads its edges"
-        )
+    _check_labels(entry, owner, csr)
     if csr.removed:
         listed = csr.col.size + csr.removed
         logger.info("%s: %d edges are listed, %d of them different: each counts once", name, listed, csr.col.size)
+    original, cardinalities = csr.ndata.get("feat"), entry.feature_cardinalities
+    ndata, feature_dim = dict(csr.ndata), entry.feature_dim
+    if original is not None:
+        is_left = isinstance(original, np.memmap) and not (features and fits(original.nbytes))  # a check reads all
+        kinds = "iu" if source == "official" and cardinalities else "f"
+        if not is_left:
+            ndata["feat"] = as_features(owner, "node features", original, kinds, cardinalities)
+        feature_dim, cardinalities = original.shape[1], cardinalities if kinds == "iu" else None
+    elif features:
+        ndata["feat"] = _random(entry, csr.origin, csr.num_nodes, feature_dim, cardinalities, "features", seed)
     if source == "official":
         found = {"feature columns": (feature_dim, entry.feature_dim)}
         if entry.num_graphs is None:
@@ -247,20 +227,13 @@ def _finish(
             if here != published:
                 text = "%s: %s holds %s %s, and %s are published: another version, or incomplete"
                 logger.warning(text, name, csr.origin, f"{here:,}", what, f"{published:,}")
-
-    ndata = dict(csr.ndata)
-    if not original and features:
-        ndata["feat"] = random_features(csr.num_nodes, feature_dim, cardinalities, _rng(name, seed, "features"))
     sizes = np.array([csr.num_nodes]) if csr.graph_sizes is None else csr.graph_sizes
     if random_walk:
         from data.random_walk import random_walk_encoding
 
         ndata["random_walk"] = random_walk_encoding(csr.indptr, csr.col, sizes, random_walk)
     node_data = {key: to_tensor(values) for key, values in ndata.items()}
-    edge_data, about_edges = {}, {}
-    if edge_features:
-        values, about_edges = _edge_features(entry, owner, source, csr, seed)
-        edge_data["feat"] = to_tensor(values)
+    edge_data, about_edges = _edge_features(entry, owner, source, csr, seed) if edge_features else ({}, {})
     labels = node_data.get("label") if entry.task == "node" else to_tensor(csr.graph_labels)
     meta = GraphMeta(
         name=name,
@@ -273,13 +246,10 @@ def _finish(
         feature_kind="categorical" if cardinalities else "float",
         feature_dim=feature_dim,
         feature_cardinalities=cardinalities,
-        features="original" if original else "random",
+        features="random" if original is None else "original",
         num_classes=entry.num_classes,
-        licence=entry.licence,
-        citation=entry.citation,
         sha256=csr.sha256,
         collection_size=csr.collection_size,
-        num_keys=csr.num_keys,
         unit=entry.unit,
         **about_edges,
     )
@@ -297,8 +267,8 @@ def _finish(
     )
 
 
-def _check_contents(entry: Dataset, owner: str, csr: CsrGraph) -> None:
-    """Raise a ValueError unless labels and splits are of the data set's kind."""
+def _check_labels(entry: Dataset, owner: str, csr: CsrGraph) -> None:
+    """Raise a ValueError unless labels, and the split of a single graph, are of the data set's kind."""
     if "label" in csr.ndata and csr.ndata["label"].ndim == 1:
         check_classes(owner, csr.ndata["label"], entry.num_classes)
     if csr.graph_labels is not None and entry.task == "graph":
@@ -308,42 +278,43 @@ def _check_contents(entry: Dataset, owner: str, csr: CsrGraph) -> None:
                 "floats that are not all 0 or 1"
             )
         check_targets(owner, csr.graph_labels, entry.num_classes, entry.metric)
-    if csr.splits is not None:
-        of_nodes = csr.graph_sizes is None or entry.task == "node"
-        check_splits(owner, csr.splits, csr.num_nodes if of_nodes else len(csr.graph_sizes))
+    if csr.splits is not None and csr.graph_sizes is None:  # `Selection.pick` checks those of collections
+        check_splits(owner, csr.splits, csr.num_nodes)
 
 
 def _edge_features(
     entry: Dataset, owner: str, source: Source, csr: CsrGraph, seed: int
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """[nnz, F] float32 or [nnz, C] int64, and their fields of `GraphMeta`."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`edge_data`: [nnz, F] float32 or [nnz, C] int64, and the fields of `GraphMeta`."""
     values, cardinalities = csr.edata.get("feat"), entry.edge_feature_cardinalities
     kind = "random" if values is None else "original"
-    if values is not None and source == "official":
-        check_kind(owner, "edge features", values, cardinalities)
-    if values is None:
-        if not entry.edge_feature_dim:
-            having = ", ".join(one for one in names() if info(one).edge_feature_dim)
-            raise ValueError(
-                f"{entry.name}: has no edge features (asked for by edge_features=True, in a configuration by "
-                f"model.edge_features); these have: {having}, and .npz files with edge_feat"
-            )
-        require_feature_memory(csr.origin, csr.col.size, entry.edge_feature_dim, cardinalities)
-        rng = _rng(entry.name, seed, "edge features")
-        values = random_features(csr.col.size, entry.edge_feature_dim, cardinalities, rng)
-    elif values.dtype.kind == "f":
-        values, cardinalities = values.astype(np.float32, copy=False), None
-        check_finite(owner, "edge_feat", values)
-    else:
-        values = values.astype(np.int64, copy=False)
-        if cardinalities:
-            check_codes(owner, "edge features", values, cardinalities)
-        else:
+    if values is not None:
+        kinds = "fiu" if source == "file" else "iu" if cardinalities else "f"
+        values = as_features(owner, "edge features", values, kinds, cardinalities)
+        if values.dtype.kind == "f":
+            cardinalities = None
+        elif not cardinalities:
             cardinalities = tuple((values.max(axis=0, initial=0) + 1).tolist())
+    elif not entry.edge_feature_dim:
+        having = ", ".join(one for one in names() if info(one).edge_feature_dim)
+        raise ValueError(
+            f"{entry.name}: has no edge features (asked for by edge_features=True, in a configuration by "
+            f"model.edge_features); these have: {having}, and .npz files with edge_feat"
+        )
+    else:
+        size = csr.col.size, entry.edge_feature_dim
+        values = _random(entry, csr.origin, *size, cardinalities, "edge features", seed)
     about = {"edge_features": kind, "edge_feature_dim": values.shape[1], "edge_feature_cardinalities": cardinalities}
-    return values, about
+    return {"feat": to_tensor(values)}, about
 
 
-def _rng(name: str, seed: int, purpose: str) -> np.random.Generator:
-    """One stream per name and purpose: features do not depend on the source of the edges."""
-    return np.random.default_rng([seed, zlib.crc32(f"{name}/{purpose}".encode())])
+def _random(
+    entry: Dataset, owner: str, rows: int, dim: int, cardinalities: tuple[int, ...] | None, purpose: str, seed: int
+) -> np.ndarray:
+    """Float32 [rows, dim] from N(0, 1); with cardinalities int64, each column uniform over its codes. One stream per
+    name and purpose: they do not depend on the source of the edges."""
+    require_memory(f"{owner}: random features of {rows:,} rows by {dim}", rows * dim * (8 if cardinalities else 4))
+    rng = np.random.default_rng([seed, zlib.crc32(f"{entry.name}/{purpose}".encode())])
+    if cardinalities:
+        return rng.integers(0, cardinalities, size=(rows, len(cardinalities)))
+    return rng.standard_normal((rows, dim), dtype=np.float32)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data.canonical import checked_graph
+from data.canonical import check_rows, checked_graph
 from data.graph import CsrGraph
 from data.selection import PART_OF, renumbered
 
@@ -54,9 +54,11 @@ def join_graphs(
         contents: further fields of `CsrGraph`.
 
     Raises:
-        ValueError: an edge has an end that its graph does not have.
+        ValueError: an edge has an end that its graph does not have, or an array has another number of rows.
         MemoryError: the graph would not fit.
     """
+    check_rows(origin, "edges", int(edge_counts.sum()), {"column": ends, **(edata or {})})
+    check_rows(origin, "nodes", int(sizes.sum()), ndata)
     first = np.array_equal(picked, np.arange(picked.size))  # a slice of the arrays, which is no copy of them
     nodes, edges = (
         slice(int(counts[: picked.size].sum())) if first else rows_of(picked, counts) for counts in (sizes, edge_counts)

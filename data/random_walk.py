@@ -3,6 +3,8 @@ after 1 .. k steps, the diagonals of (D^-1 A)^1 .. (D^-1 A)^k. A row of A is a q
 
 import numpy as np
 
+from data.packed import rows_of
+
 MOST_NODES = 4096  # most nodes of a graph: its powers are dense
 BLOCK_NODES = 4096  # most nodes of graphs whose powers are computed together
 
@@ -26,31 +28,20 @@ def random_walk_encoding(indptr: np.ndarray, col: np.ndarray, graph_sizes: np.nd
             f"random_walk: got {k} with a graph of {largest:,} nodes; graphs of up to {MOST_NODES:,} nodes have this "
             "encoding: leave it out (model.random_walk: 0)"
         )
-    first_node = np.cumsum(graph_sizes, dtype=np.int64) - graph_sizes
-    # Together are graphs of similar sizes, up to twice the smallest: all get the size of the largest.
-    order = np.argsort(graph_sizes, kind="stable")
-    block = (graph_sizes[order].cumsum() - 1) // BLOCK_NODES
-    is_last = (np.diff(block) > 0) | (np.diff(np.frexp(graph_sizes[order])[1]) > 0)
-    found = np.empty((len(indptr) - 1, k), np.float32)
-    for graphs in np.split(order, np.flatnonzero(is_last) + 1):
-        local = np.arange(graph_sizes[graphs[-1]])
-        nodes = first_node[graphs, None] + local
-        is_node = local < graph_sizes[graphs, None]
-        found[nodes[is_node]] = _returns(_walk(indptr, col, nodes, is_node), k)[is_node]
+    degrees = np.diff(indptr)
+    row = np.repeat(np.arange(degrees.size), degrees)
+    ends = np.append(0, np.cumsum(graph_sizes, dtype=np.int64))
+    edge_counts = np.diff(indptr[ends])
+    found = np.empty((degrees.size, k), np.float32)
+    for size in np.unique(graph_sizes).tolist():
+        of_size = np.flatnonzero(graph_sizes == size)
+        for graphs in np.array_split(of_size, -(-of_size.size * size // BLOCK_NODES)):
+            edges, counts = rows_of(graphs, edge_counts), edge_counts[graphs]
+            graph, first = (np.repeat(each, counts) for each in (np.arange(graphs.size), ends[graphs]))
+            walk = np.zeros((graphs.size, size, size))
+            walk[graph, row[edges] - first, col[edges] - first] = 1 / degrees[row[edges]]
+            found[rows_of(graphs, graph_sizes)] = _returns(walk, k).reshape(-1, k)
     return found
-
-
-def _walk(indptr: np.ndarray, col: np.ndarray, nodes: np.ndarray, is_node: np.ndarray) -> np.ndarray:
-    """D^-1 A of graphs [B, n], as [B, n, n] with zeros for rows that are no nodes."""
-    ends, degrees = np.zeros((2, *nodes.shape), np.int64)
-    ends[is_node], degrees[is_node] = indptr[nodes[is_node] + 1], np.diff(indptr)[nodes[is_node]]
-    flat_degrees = degrees.ravel()
-    row = np.repeat(np.arange(nodes.size), flat_degrees)
-    edge = np.arange(row.size) + np.repeat(ends.ravel() - flat_degrees.cumsum(), flat_degrees)
-    graph, local = np.divmod(row, nodes.shape[1])
-    walk = np.zeros((*nodes.shape, nodes.shape[1]))
-    walk[graph, local, col[edge] - nodes[graph, 0]] = 1 / flat_degrees[row]
-    return walk
 
 
 def _returns(walk: np.ndarray, k: int) -> np.ndarray:

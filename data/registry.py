@@ -2,24 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import yaml
 
 from data.graph import CsrGraph, Metric, Task
 from data.sources.base import OfficialSource
 
 TABLE = Path(__file__).with_name("datasets.yaml")
-
-
-class Generator(Protocol):
-    """Makes a synthetic graph of a given size. One seed gives one graph, on NumPy and on CuPy (`xp`)."""
-
-    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +73,10 @@ class Dataset:
     repeats: int = 20
 
     @cached_property
-    def synthetic(self) -> Generator | None:
-        """The generator of the surrogate."""
-        return self.surrogate and _made("synthetic", self.surrogate, "generator")
+    def synthetic(self) -> partial[CsrGraph]:
+        """The generator of the surrogate, a function of this entry, the number of graphs, a seed and an array module:
+        one seed gives one graph, on NumPy and on CuPy."""
+        return _made("synthetic", self.surrogate, "generator")
 
 
 @cache
@@ -117,15 +111,18 @@ def _known(name: str) -> Dataset:
 
 def _entry(name: str, fields: dict[str, Any]) -> Dataset:
     fields = _with_tuples(fields)
-    official, surrogate = _made("sources", fields.pop("official"), "reader"), fields.pop("synthetic", None)
+    for kind in ("feature", "edge_feature"):  # columns of codes are counted by their cardinalities
+        if cardinalities := fields.get(f"{kind}_cardinalities"):
+            fields[f"{kind}_dim"] = len(cardinalities)
+    official, surrogate = _made("sources", fields.pop("official"), "reader")(), fields.pop("synthetic", None)
     return Dataset(name=name, official=official, surrogate=surrogate, **fields)
 
 
-def _made(package: str, arguments: Mapping[str, Any], kind: str) -> Any:
-    """An instance of the class MODULE.NAME of a package, imported on use."""
+def _made(package: str, arguments: Mapping[str, Any], kind: str) -> partial:
+    """The class or function MODULE.NAME of a package, imported on use, with its arguments."""
     module, _, name = arguments[kind].partition(".")
     known = getattr(import_module(f"data.{package}.{module}"), name)
-    return known(**{key: value for key, value in arguments.items() if key != kind})
+    return partial(known, **{key: value for key, value in arguments.items() if key != kind})
 
 
 def _with_tuples(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Choice of the graphs of a collection that form the batch."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, get_args
@@ -117,15 +117,10 @@ def renumbered(splits: Mapping[str, np.ndarray], picked: np.ndarray, count: int)
     return {part: ids[ids >= 0] for part, ids in places.items()}
 
 
-def refusal(selection: Selection, allowed: Mapping[str, bool], why: str) -> str | None:
-    """Error message for an option that is set although `allowed` does not list it; None if there is none.
-
-    Args:
-        allowed: whether "order" and "split" may be set (default: not).
-        why: the reason, for the message.
-    """
-    for option, default in (("order", "dataset"), ("split", None)):
-        value = getattr(selection, option)
-        if value != default and not allowed.get(option, False):
-            return f"{option}: got {value!r}; {why}: only {default!r} is allowed (data.{option} in a configuration)"
-    return None
+def refuse(selection: Selection, why: str, options: Sequence[str] = ("order", "split")) -> None:
+    """Raise a ValueError with the reason if one of these options is set."""
+    for option in options:
+        value, default = getattr(selection, option), getattr(Selection, option)
+        if value != default:
+            allowed = f"only {default!r} is allowed (data.{option} in a configuration)"
+            raise ValueError(f"{option}: got {value!r}; {why}: {allowed}")

@@ -32,7 +32,6 @@ from common.places import check_folder
 from common.provenance import provenance
 from common.records import NOT_PUBLISHED
 from data.atomic import replacing
-from data.errors import RectangularGraphError
 from data.graph import dgl_graph, to_tensor
 from data.loader import find_graph
 from report.datasets import markdown_of
@@ -82,7 +81,7 @@ def info(
         for metric, value in block_stats.paper_figures(entry).items():
             if metric not in ("nodes", "nnz"):
                 lines[metric] = NOT_PUBLISHED if value is None else f"{value:.2f}, published"
-        lines |= {"surrogate": entry.synthetic or f"none, since {entry.no_surrogate}", "note": entry.note or "none"}
+        lines |= {"surrogate": entry.surrogate or f"none, since {entry.no_surrogate}", "note": entry.note or "none"}
         for key, value in lines.items():
             console.print(Text(f"{key:<18} {value:,}" if isinstance(value, int) else f"{key:<18} {value}"))
 
@@ -132,7 +131,7 @@ def stats(
                 found_in, off = _stats_of(name, source, root, path, seed, out)
                 failed += off
                 surrogates += [name] * (found_in == "synthetic")
-            except (data.DatasetMissingError, RectangularGraphError, MemoryError) as error:
+            except (data.DatasetMissingError, MemoryError) as error:
                 if len(chosen) == 1:
                     raise
                 errors.print(Text(f"{name}: skipped: {error}"))
@@ -147,8 +146,6 @@ def _stats_of(name: str, source: str, root: Path, path: Path | None, seed: int, 
     """Measure one set and merge it into the tables; return its source, and how many figures of a surrogate are off."""
     entry, times = data.info(name), [time.perf_counter()]
     found_in, csr = find_graph(name, root=root, source=source, path=path, seed=seed)
-    if csr.num_keys is not None:
-        raise RectangularGraphError(f"{name}: its keys are other nodes than its queries, and the tables are of one set")
     times.append(time.perf_counter())
     sizes = torch.tensor([csr.num_nodes])
     dgl_graph(to_tensor(csr.indptr), to_tensor(csr.col), sizes)

@@ -1,20 +1,14 @@
 """Base class of the official sources."""
 
-import contextlib
-import hashlib
-import io
-import logging
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from data.download import fetch
+from data.errors import DatasetMissingError
 from data.graph import CsrGraph
 from data.selection import Selection
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,19 +47,6 @@ class OfficialSource(ABC):
     def is_present(self, root: Path) -> bool:
         return all(remote.target.exists() for remote in self.files(root))
 
-    def verify(self, root: Path) -> None:
-        """Raise a ValueError if a file has another hash than the published one, as far as that is known."""
-        for remote in self.files(root):
-            if remote.known_hash and not remote.member:  # else the hash is that of the archive
-                kind, _, known = remote.known_hash.partition(":")
-                with remote.target.open("rb") as file:
-                    found = hashlib.file_digest(file, kind).hexdigest()
-                if found != known:
-                    raise ValueError(
-                        f"{remote.target}: its {kind} is {found}, and that of the published file {known}: damaged, or "
-                        "another version; move it away and load again to download it"
-                    )
-
     def fetch(self, root: Path) -> None:
         """Download the missing files.
 
@@ -73,22 +54,6 @@ class OfficialSource(ABC):
             DatasetMissingError, OSError: as `data.download.fetch`.
         """
         for remote in self.files(root):
+            if not remote.url and not remote.target.exists():
+                raise DatasetMissingError(f"{remote.target}: made by a script of the publisher, not by a download")
             fetch(remote.url, remote.target, remote.member, remote.known_hash)
-
-
-@contextlib.contextmanager
-def reading(place: Path) -> Iterator[None]:
-    """Turn any error of a library that reads official files into a ValueError, and its prints into debug messages."""
-    prints = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(prints), warnings.catch_warnings(action="ignore"):
-            yield
-    except MemoryError as error:
-        raise MemoryError(f"{place}: {error}") from error
-    except Exception as error:
-        raise ValueError(
-            f"{place}: the official files cannot be read ({type(error).__name__}: {error}). If they are damaged, move "
-            "them away and load again to download them again"
-        ) from error
-    finally:
-        logger.debug("%s: %s", place, prints.getvalue())

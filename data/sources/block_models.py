@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import scipy.sparse
 
 from data.graph import CsrGraph
 from data.packed import consecutive, rows_of
@@ -54,22 +55,13 @@ class BlockModels(OfficialSource):
         ids = consecutive(counts)
         numbers = np.concatenate([ids[PART_OF[split]] for split in chosen])
         picked, available = selection.pick(numbers.size, f"{selection.name}, {' and '.join(chosen)}")
-        cols, degrees, features, labels = [], [], [], []
-        first = 0
-        for number in numbers[picked]:
-            adjacency, feature, label = self.graph(int(number))
-            cols.append(np.nonzero(adjacency)[1].astype(np.int32) + np.int32(first))
-            degrees.append(adjacency.sum(1))
-            features.append(feature)
-            labels.append(label)
-            first += label.size
+        adjacencies, features, labels = zip(*(self.graph(number) for number in numbers[picked].tolist()), strict=True)
         sizes = np.array([label.size for label in labels])
-        indptr = np.concatenate([[0], *degrees]).cumsum().astype(np.int32)
-        col = np.concatenate(cols)
+        matrix = scipy.sparse.block_diag([*map(scipy.sparse.csr_array, adjacencies)], "csr")
         graphs = renumbered(consecutive(chosen), picked, numbers.size)
         return CsrGraph(
-            indptr,
-            col,
+            matrix.indptr.astype(np.int32),
+            matrix.indices.astype(np.int32),
             selection.described(f"stochastic block models of seed {self.seed}"),
             graph_sizes=sizes,
             ndata={"feat": np.concatenate(features)[:, None], "label": np.concatenate(labels)},

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from data.canonical import checked_graph
+from data.errors import reading
 from data.features import as_integers
 from data.graph import CsrGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 
 FOLDER = "elliptic_bitcoin_dataset"  # as in the publisher's archive on Kaggle, which asks for a login
 MIRROR = "https://data.pyg.org/datasets/elliptic"

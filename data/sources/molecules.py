@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from data.atomic import made_once
-from data.files import COLLECTION, WITH_COLLECTION, read_collection
+from data.errors import reading
+from data.files import read_collection
 from data.graph import PARTS, CsrGraph
 from data.selection import Selection
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 from data.sources.ogb_import import import_ogb
 from data.sources.pyg import OgbGraphs
 
@@ -67,11 +68,8 @@ class SmilesTable(OfficialSource):
             with made_once(kept) as unfinished:
                 if unfinished is not None:
                     np.savez_compressed(unfinished, **self._converted(self.table(root), kept))
-        with reading(kept), np.load(kept, allow_pickle=False) as archive:
-            if missing := [name for name in (*COLLECTION, *WITH_COLLECTION) if name not in archive.files]:
-                raise ValueError(f"has no {missing[0]}")
         origin = selection.described(f"{self.url}, scaffold split computed")
-        return replace(read_collection(kept, selection, with_codes=True), origin=origin)
+        return replace(read_collection(kept, selection), origin=origin)
 
     def _converted(self, table: Path, kept: Path) -> Mapping[str, np.ndarray]:
         import pandas as pd
@@ -141,7 +139,7 @@ def convert(smiles: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         raise ValueError(f"RDKit can parse none of {len(smiles)} SMILES strings; the first is {smiles[:1]}")
     # smiles2graph lists each bond twice in a row: begin and end, then end and begin.
     u, v = np.concatenate([graph["edge_index"][:, ::2] for graph in graphs], axis=1).astype(np.uint16)
-    splits = scaffold_split(np.unique(scaffolds, return_inverse=True)[1])
+    splits = scaffold_split(scaffolds)
     return np.array(parsed), {
         "node_counts": np.array([graph["num_nodes"] for graph in graphs], np.int32),
         "edge_counts": np.array([graph["edge_index"].shape[1] // 2 for graph in graphs], np.int32),
@@ -153,28 +151,23 @@ def convert(smiles: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     }
 
 
-def scaffold_split(scaffold: np.ndarray) -> dict[str, np.ndarray]:
+def scaffold_split(scaffolds: Sequence[str]) -> dict[str, np.ndarray]:
     """The split of MoleculeNet and ogb, 80 / 10 / 10: molecules of one scaffold stay together.
 
     Scaffolds are assigned in descending order of size; of two of the same size, the one whose first molecule comes
     later goes first. A scaffold goes to the training split while that holds at most 80 % of the molecules, then to the
     validation split while both hold at most 90 %, and otherwise to the test split.
-
-    Args:
-        scaffold: [G] integers, equal for molecules of one scaffold.
     """
-    order = np.argsort(scaffold, kind="stable")
-    _, starts, counts = np.unique(scaffold[order], return_index=True, return_counts=True)
-    groups = np.split(order, starts[1:])
-    part_of, filled = np.empty(scaffold.size, np.int8), [0, 0, 0]
-    for group in np.lexsort((order[starts], counts))[::-1]:
-        size = counts[group]
-        if filled[0] + size <= 0.8 * scaffold.size:
-            part = 0
-        elif filled[0] + filled[1] + size <= 0.9 * scaffold.size:
-            part = 1
+    groups: dict[str, list[int]] = {}
+    for molecule, scaffold in enumerate(scaffolds):
+        groups.setdefault(scaffold, []).append(molecule)
+    parts: dict[str, list[int]] = {part: [] for part in PARTS}
+    for group in sorted(groups.values(), key=lambda ids: (len(ids), ids[0]), reverse=True):
+        train, valid = (len(parts[part]) for part in PARTS[:2])
+        if train + len(group) <= 0.8 * len(scaffolds):
+            parts["train"] += group
+        elif train + valid + len(group) <= 0.9 * len(scaffolds):
+            parts["valid"] += group
         else:
-            part = 2
-        part_of[groups[group]] = part
-        filled[part] += size
-    return {name: np.flatnonzero(part_of == part) for part, name in enumerate(PARTS)}
+            parts["test"] += group
+    return {part: np.sort(np.array(ids, np.int64)) for part, ids in parts.items()}

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from data.canonical import checked_graph
+from data.errors import reading
 from data.graph import CsrGraph
 from data.selection import Selection
 from data.sources import pickles
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 
 URL = "https://github.com/kimiyoung/planetoid"
 NUM_VALID = 500
@@ -66,7 +67,5 @@ class Planetoid(OfficialSource):
             ends = ends.astype(np.int64, casting="safe")
         row, col = np.concatenate([ends, ends[::-1]], axis=1)  # both directions of each edge
         splits = {"train": np.arange(len(y)), "valid": len(y) + np.arange(NUM_VALID), "test": np.sort(test)}
-        masks = {f"{part}_mask": np.isin(np.arange(num_nodes), ids) for part, ids in splits.items()}
-        masks["val_mask"] = masks.pop("valid_mask")
-        ndata = {"feat": feat, "label": label, **masks}
+        ndata = {"feat": feat, "label": label}
         return checked_graph(folder, row, col, len(label), origin=URL, ndata=ndata, splits=splits)

@@ -12,21 +12,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from filelock import FileLock
 
 from data.atomic import made_once
-from data.canonical import canonical_edges, checked_graph
+from data.canonical import checked_graph
 from data.download import download
+from data.errors import reading
 from data.features import as_integers
 from data.graph import PARTS, CsrGraph
 from data.packed import consecutive, join_graphs
 from data.selection import Selection, Split
 from data.sources import pickles
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 from data.sources.ogb_import import import_ogb
 
+MASKS = ("train_mask", "val_mask", "test_mask")
 Stored = tuple[Mapping[str, Any], Mapping[str, Any]]  # tensors of all graphs, and where each graph begins in them
 
 
@@ -58,25 +61,15 @@ class PygDataset(OfficialSource):
     def open(self, root: Path) -> Any:
         """The dataset, converted but not loaded."""
         loader = getattr(importlib.import_module("torch_geometric.datasets"), self.dataset)
-        inert = type(loader.__name__, (loader,), {"load": lambda self, path: None, **self.overrides})
-        place = root if self.name else self.folder(root)
+        inert = type(loader.__name__, (loader,), {"load": lambda self, path: None})
+        place, name = (root, {"name": self.name}) if self.name else (self.folder(root), {})
         with _one_process(self.folder(root)), _verified_downloads(sys.modules[loader.__module__]):
-            return inert(str(place), **({"name": self.name} if self.name else {}), **self.arguments, **self.options)
-
-    @property
-    def overrides(self) -> dict[str, Any]:
-        """Attributes in place of the class's own."""
-        return {}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Further arguments of the class."""
-        return {}
+            return inert(str(place), **name, **self.arguments)
 
 
 @dataclass(frozen=True)
 class PygGraph(PygDataset):
-    """A single graph, both directions of each edge. Its nodes and edges are put into their final order once.
+    """A single graph, both directions of each edge.
 
     Attributes:
         self_loops: whether each node gets a self loop.
@@ -86,47 +79,33 @@ class PygGraph(PygDataset):
     self_loops: bool = False
     rcm: bool = False
 
-    @property
-    def overrides(self) -> dict[str, Any]:
-        # A folder of its own, since one that the plain class has made holds other edges.
-        return {"processed_dir": property(lambda made: str(Path(made.raw_dir).parent / "processed-canonical"))}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"pre_transform": self.prepared}
-
     def load(self, root: Path, selection: Selection) -> CsrGraph:
         with reading(self.folder(root)):
             data, _ = _mapped(self.open(root).processed_paths[0])
-            return self._raw(root, data, _split_of_masks(data))
+            # Masks are [N], or [N, K] for K splits, of which the first is taken.
+            masks = (data[name].numpy().reshape(len(data["y"]), -1)[:, 0] for name in MASKS)
+            return self._graph(
+                root, data, {part: np.flatnonzero(mask) for part, mask in zip(PARTS, masks, strict=True)}
+            )
 
-    def prepared(self, data: Any) -> Any:
-        """The data with canonical edges; a `pre_transform` of PyG."""
-        import torch
-
-        row, col, num_nodes = *data.edge_index.numpy(), data.num_nodes
+    def _graph(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray]) -> CsrGraph:
+        (row, col), url = data["edge_index"].numpy(), self.files(root)[0].url
+        label = as_integers("the label", data["y"].squeeze(-1).nan_to_num(-1).numpy())
+        ndata, nodes = {"feat": data["x"].float().numpy(), "label": label}, np.arange(len(label))
         if self.self_loops:
-            row, col = (np.concatenate([ends, np.arange(num_nodes)]) for ends in (row, col))
+            row, col = (np.concatenate([ends, nodes]) for ends in (row, col))
         if self.rcm:
             from scipy.sparse import csr_array
             from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-            order = reverse_cuthill_mckee(csr_array((np.ones(row.size, bool), (row, col)), (num_nodes, num_nodes)))
-            place = np.empty(num_nodes, np.int64)
-            place[order] = np.arange(num_nodes)
+            ones = np.ones(row.size, bool)
+            order = reverse_cuthill_mckee(csr_array((ones, (row, col)), (nodes.size, nodes.size)))
+            place = np.empty_like(nodes)
+            place[order] = nodes
             row, col = place[row], place[col]
-            for key in ("x", "y", "train_mask", "val_mask", "test_mask"):
-                data[key] = data[key][torch.from_numpy(order.astype(np.int64))]
-        row, col, _ = canonical_edges(row.astype(np.int64), col.astype(np.int64), num_nodes)
-        data.edge_index = torch.from_numpy(np.stack([row, col]))
-        return data
-
-    def _raw(self, root: Path, data: Mapping[str, Any], splits: dict[str, np.ndarray] | None) -> CsrGraph:
-        row, col = data["edge_index"].numpy()
-        label = as_integers("the label", data["y"].squeeze(-1).nan_to_num(-1).numpy())
-        ndata = {"feat": data["x"].float().numpy(), "label": label}
-        url = self.files(root)[0].url
-        return checked_graph(self.folder(root), row, col, len(label), origin=url, ndata=ndata, splits=splits)
+            ndata = {name: values[order] for name, values in ndata.items()}
+            splits = {part: np.sort(place[ids]) for part, ids in splits.items()}
+        return checked_graph(self.folder(root), row, col, nodes.size, origin=url, ndata=ndata, splits=splits)
 
 
 @dataclass(frozen=True)
@@ -200,9 +179,8 @@ class _Ogb(PygDataset):
         if not (folder / release).is_file():  # ogb would ask at the terminal
             raise ValueError(f"no {release} in {folder}: incomplete, or of another version")
         loader = getattr(import_ogb(self.kind), self.loader)
-        inert = type(loader.__name__, (loader,), self.overrides)
         with _one_process(folder), _pyg_classes(), config.patch("load.mmap", True):
-            return inert(self.dataset, root=str(root), **self.options)
+            return loader(self.dataset, root=str(root))
 
 
 class OgbNodes(_Ogb, PygGraph):
@@ -214,7 +192,7 @@ class OgbNodes(_Ogb, PygGraph):
         with reading(self.folder(root)):
             dataset = self.open(root)
             splits = {part: ids.numpy() for part, ids in dataset.get_idx_split().items()}
-            return self._raw(root, dataset._data, splits)
+            return self._graph(root, dataset._data, splits)
 
 
 class OgbGraphs(_Ogb, PygCollection):
@@ -279,12 +257,6 @@ def _pyg_classes() -> AbstractContextManager:
     return torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage])
 
 
-def _split_of_masks(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The split that PyG keeps as masks [N], or [N, K] for K splits: then the first."""
-    masks = (data[name].numpy() for name in ("train_mask", "val_mask", "test_mask"))
-    return {part: np.flatnonzero(mask.reshape(len(mask), -1)[:, 0]) for part, mask in zip(PARTS, masks, strict=True)}
-
-
 def ogb_table(kind: str, name: str) -> Mapping[str, str]:
     """The row of a data set in ogb's table: its URL, version and so on."""
     import pandas as pd
@@ -308,12 +280,5 @@ def _verified_downloads(module: Any) -> Iterator[None]:
 
     ours = {"download_url": download_url, "download_google_url": download_google_url, "pickle": pickles}
     ours = {name: made for name, made in ours.items() if hasattr(module, name)}
-    theirs = {name: getattr(module, name) for name in ours}
-    vars(module).update(ours)
-    before = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "")
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    try:
+    with patch.multiple(module, **ours), patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):
         yield
-    finally:
-        vars(module).update(theirs)
-        os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = before

@@ -18,12 +18,12 @@ import numpy as np
 
 from data.atomic import made_once
 from data.canonical import to_csr
-from data.errors import DatasetMissingError
+from data.errors import DatasetMissingError, reading
 from data.graph import CsrGraph
 from data.memory import LOADING_BYTES_PER_EDGE, require_memory
 from data.packed import consecutive, rows_of
 from data.selection import Selection, renumbered
-from data.sources.base import OfficialSource, Remote, reading
+from data.sources.base import OfficialSource, Remote
 from data.synthetic.random import shuffled
 
 URL = "https://pypi.org/project/qm9pack"
@@ -71,7 +71,6 @@ class Qm9(OfficialSource):
         path = self.files(root)[0].target
         with reading(path), np.load(path, allow_pickle=False) as file:
             sizes, numbers, positions, values = (file[key] for key in ("sizes", "numbers", "positions", self.target))
-            _check(sizes, numbers, positions, values)
             sizes = sizes.astype(np.int64)
         graphs = split_of(sizes.size)
         picked, available = selection.pick(sizes.size, str(path), graphs)
@@ -98,17 +97,6 @@ class Qm9(OfficialSource):
         if selection.edge_features:
             return replace(graph, edata={"feat": gaussians(_distance(positions, graph.row, graph.col))})
         return graph
-
-
-def _check(sizes: np.ndarray, numbers: np.ndarray, positions: np.ndarray, values: np.ndarray) -> None:
-    """Raise a ValueError if arrays do not fit together, or hold what no molecule has. A missing value is NaN."""
-    shapes = [array.shape for array in (sizes, numbers, positions, values)]
-    atoms = int(sizes.sum())
-    if shapes != [(len(values),), (atoms,), (atoms, 3), (len(values),)] or len(values) < sum(PARTS.values()):
-        raise ValueError(f"sizes, numbers, positions and values have the shapes {shapes}; {atoms} atoms are counted")
-    known = sizes.dtype.kind in "iu" and sizes.min() > 0 and np.isin(numbers, [*ELEMENTS.values()]).all()
-    if not (known and np.isfinite(positions).all()):
-        raise ValueError("a position is not finite, a molecule has no atom, or an element is not known")
 
 
 def split_of(count: int) -> dict[str, np.ndarray]:
@@ -165,24 +153,15 @@ def converted(tables: Path) -> dict[str, np.ndarray]:
     are in the order of their published numbers."""
     import pandas as pd
 
-    columns = ["Index", "N_atoms", "Elements", "XYZ_Ang", *COLUMNS]
+    columns = ["Index", "Elements", "XYZ_Ang", *COLUMNS]
     with reading(tables):
         table = pd.concat([pd.read_csv(tables / name, usecols=columns) for name in TABLES]).sort_values("Index")
-        sizes = table["N_atoms"].to_numpy(np.uint8)
-        symbols = np.array(",".join(table["Elements"]).translate(str.maketrans("", "", "[]' ")).split(","))
-        numbers = np.array(list(ELEMENTS.values()), np.uint8)[_places(symbols)]
+        elements = table["Elements"].str.findall("[A-Z][a-z]*")
+        numbers = elements.explode().map(ELEMENTS).to_numpy(np.float64)
         text = ",".join(table["XYZ_Ang"]).translate(str.maketrans("", "", "[]"))
         positions = np.fromstring(text, np.float64, sep=",").reshape(-1, 3).astype(np.float32)
-        if not sizes.sum(dtype=np.int64) == len(numbers) == len(positions):
-            raise ValueError(f"{sizes.sum(dtype=np.int64)} atoms, {len(numbers)} elements, {len(positions)} positions")
+        if len(numbers) != len(positions) or np.isnan(numbers).any():
+            raise ValueError(f"{len(numbers)} elements for {len(positions)} positions; {', '.join(ELEMENTS)} are known")
     targets = {name: table[column].to_numpy(np.float64) for name, (column, _) in TARGETS.items()}
-    return {"sizes": sizes, "numbers": numbers, "positions": positions, **targets}
-
-
-def _places(symbols: np.ndarray) -> np.ndarray:
-    """The place of each symbol in ELEMENTS."""
-    known = np.array(list(ELEMENTS))
-    found, inverse = np.unique(symbols, return_inverse=True)
-    if wrong := sorted({*found.tolist()} - ELEMENTS.keys()):
-        raise ValueError(f"the element {wrong[0]!r}; {', '.join(ELEMENTS)} are known")
-    return np.array([int(np.flatnonzero(known == symbol)[0]) for symbol in found])[inverse]
+    sizes = elements.str.len().to_numpy(np.uint8)
+    return {"sizes": sizes, "numbers": numbers.astype(np.uint8), "positions": positions, **targets}

@@ -18,11 +18,6 @@ BigBird-base has blocks of 64, 3 random blocks and 4,096 tokens: `block_size` an
 `config.json` of `google/bigbird-roberta-base`. No model of 16,384 tokens is published: that mask has the same
 parameters. Random blocks are drawn from the whole sequence, as in the paper. `bigbird/core/attention.py` of
 google-research/bigbird draws them from the first 1,024 tokens for sequences of 4,096, and anew for every head.
-
-Native Sparse Attention (Yuan et al., 2025, https://arxiv.org/abs/2502.11089, section 3.3.2), its selected branch: every
-query attends to its own block of keys and to other selected blocks before it, 16 blocks of 64 keys together as in the
-paper's experiments; inside its own block to the keys up to itself. Here the other blocks are drawn at random for each
-query, where NSA takes those of the highest scores. One mask is the list of one KV head, which its query heads share.
 """
 
 from abc import abstractmethod
@@ -39,13 +34,13 @@ from data.sources.base import OfficialSource
 
 @dataclass(frozen=True)
 class SequenceMask(OfficialSource):
-    """A mask over a sequence of `num_tokens`, in blocks of `block`. Random blocks are those of seed 0."""
+    """A mask over a sequence of `num_tokens`."""
 
     num_tokens: int
 
     @abstractmethod
-    def edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """row, col: two [nnz] int64 arrays, every edge once, sorted by row and then column."""
+    def mask(self) -> np.ndarray:
+        """[num_tokens, num_tokens] bool: whether a query attends to a key."""
 
     @property
     @abstractmethod
@@ -53,7 +48,7 @@ class SequenceMask(OfficialSource):
         """The rule and its parameters, for `GraphMeta.origin`."""
 
     def load(self, root: Path, selection: Selection) -> CsrGraph:
-        return to_csr(*self.edges(), self.num_tokens, self.rule)
+        return to_csr(*np.nonzero(self.mask()), self.num_tokens, self.rule)
 
 
 @dataclass(frozen=True)
@@ -69,16 +64,16 @@ class Longformer(SequenceMask):
             "global tokens: the first 1"
         )
 
-    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+    def mask(self) -> np.ndarray:
         near = np.tri(self.num_tokens, k=self.window // 2, dtype=bool)
         mask = near & near.T
         mask[0] = mask[:, 0] = True
-        return np.nonzero(mask)
+        return mask
 
 
 @dataclass(frozen=True)
 class BigBird(SequenceMask):
-    """Sliding window, global blocks, and `random_blocks` of each query block but the first and the last."""
+    """Sliding window, global blocks, and `random_blocks` of each query block but the first and the last; seed 0."""
 
     block: int = 64
     random_blocks: int = 3
@@ -91,53 +86,13 @@ class BigBird(SequenceMask):
             "seed 0"
         )
 
-    def block_mask(self) -> np.ndarray:
-        """[N / block, N / block] bool: whether a query block attends to a key block."""
-        blocks = _blocks(self.num_tokens, self.block)
+    def mask(self) -> np.ndarray:
+        if self.num_tokens % self.block:
+            raise ValueError(f"num_tokens: got {self.num_tokens}; a multiple of the block size {self.block} is needed")
+        blocks = np.arange(self.num_tokens // self.block)
         mask = np.abs(blocks[:, None] - blocks) <= 1
         mask[:, [0, -1]] = mask[[0, -1]] = True
         rng = np.random.default_rng(0)
         for query in blocks[1:-1]:
             mask[query, rng.choice(np.flatnonzero(~mask[query]), self.random_blocks, replace=False)] = True
-        return mask
-
-    def edges(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.nonzero(self.block_mask().repeat(self.block, 0).repeat(self.block, 1))
-
-
-@dataclass(frozen=True)
-class SelectedBlocks(SequenceMask):
-    """`selected` blocks, all where there are fewer: the own one, up to the query, and random ones before it."""
-
-    block: int = 64
-    selected: int = 16
-
-    @property
-    def rule(self) -> str:
-        return (
-            f"selected blocks of NSA (arXiv:2502.11089): {self.num_tokens} tokens, {self.selected} blocks of "
-            f"{self.block}, the own one and random ones before it, causal, seed 0"
-        )
-
-    def block_mask(self) -> np.ndarray:
-        """[N, N / block] bool: the blocks of each query."""
-        blocks = _blocks(self.num_tokens, self.block)
-        own = np.repeat(blocks, self.block)[:, None]
-        draw = np.random.default_rng(0).random((self.num_tokens, blocks.size))
-        draw[blocks >= own] = 2
-        draw[blocks == own] = -1
-        most = np.sort(draw, axis=1)[:, [min(self.selected, blocks.size) - 1]]
-        return draw <= np.minimum(most, 1)
-
-    def edges(self) -> tuple[np.ndarray, np.ndarray]:
-        query, block = np.nonzero(self.block_mask())
-        cols = block[:, None] * self.block + np.arange(self.block)
-        attends = cols <= query[:, None]
-        return np.broadcast_to(query[:, None], cols.shape)[attends], cols[attends]
-
-
-def _blocks(num_tokens: int, block: int) -> np.ndarray:
-    """Numbers of the blocks of a sequence."""
-    if num_tokens % block:
-        raise ValueError(f"num_tokens: got {num_tokens}; a multiple of the block size {block} is needed")
-    return np.arange(num_tokens // block)
+        return mask.repeat(self.block, 0).repeat(self.block, 1)

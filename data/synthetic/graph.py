@@ -10,7 +10,6 @@ NumPy and CuPy run the same code and give the same graph: degrees are computed o
 and the rest is integer sorts and gathers.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,11 +29,27 @@ MAX_ROUNDS = 12  # rounds of redrawing repeated edges; far below 1 % of the edge
 HEADS, TAILS, PATCH_WINDOWS, PATCH_RUNS = 0, 100, 200, 300
 
 
-@dataclass(frozen=True)
-class WindowedGraph:
-    """Generator of a single graph with given block statistics.
+def windowed(
+    spec: "Dataset",
+    batch_size: int,
+    seed: int,
+    xp: Any = np,
+    *,
+    mean_tcbs: float,
+    deciles: tuple[int, ...] | None = None,
+    cv: float = 0.0,
+    max_tcbs: float = np.inf,
+    row_sigma: float = 0.8,
+    hub: float = 0.0,
+    slope: float = 0.0,
+    patch_share: float = 0.0,
+    patch_side: int = 2,
+    column_sigma: float = 0.8,
+    self_loops: int = 0,
+) -> CsrGraph:
+    """A graph with the spec's nodes and its nnz to within 1 %; exactly symmetric if the spec is.
 
-    Attributes:
+    Args:
         mean_tcbs: mean number of tensor core blocks per row window.
         deciles: bounds of the tenths of these numbers; None: they are log-normal with `cv`, at most `max_tcbs`.
         row_sigma: log-normal shape of the degrees inside a window.
@@ -45,109 +60,83 @@ class WindowedGraph:
         column_sigma: log-normal shape of the columns' popularity, if A is not symmetric.
         self_loops: number of nodes with a self loop; the generator makes no others.
     """
+    num_nodes, num_windows = spec.num_nodes, -(-spec.num_nodes // WINDOW)
+    rng = np.random.default_rng(seed)
+    if deciles:
+        tcbs = decile_counts(deciles, num_windows, mean_tcbs)
+    else:
+        tcbs = log_normal_counts(cv, max_tcbs, num_windows, mean_tcbs)
+    # The last block of a window is partly filled.
+    columns = rng.permutation(np.maximum(tcbs * TCB_COLUMNS - rng.uniform(0, TCB_COLUMNS, num_windows), 0.5))
+    of_hub = hub * np.maximum(columns - columns.mean(), 0)
+    shares = np.exp(row_sigma * rng.standard_normal((num_windows, WINDOW)))
+    shares.ravel()[num_nodes:] = 0
+    shares *= ((columns - of_hub) / shares.sum(1))[:, None]
+    shares[:, 0] += of_hub
+    shares *= (columns**slope)[:, None]
+    degrees = [apportion(spec.nnz - self_loops, shares.ravel()[:num_nodes])]
+    if not spec.symmetric:
+        degrees.append(apportion(degrees[0].sum(), np.exp(column_sigma * rng.standard_normal(num_nodes))))
+    stubs = [xp.asarray(np.repeat(np.arange(num_nodes), of_nodes)) for of_nodes in degrees]
+    del tcbs, columns, of_hub, shares, degrees  # memory
+    keys = _edges(xp, seed, stubs, num_nodes, patch_share, patch_side)
+    if self_loops:
+        loops = xp.asarray(rng.choice(num_nodes, self_loops, replace=False))
+        keys = xp.concatenate([keys, loops * (num_nodes + 1)])
+        keys.sort()
+    row = keys // num_nodes
+    keys -= row * num_nodes  # in place, since these are the largest arrays of the process
+    if xp is not np:
+        row, keys = xp.asnumpy(row), xp.asnumpy(keys)
+    return to_csr(row, keys, num_nodes, "block model fitted to the paper's statistics")
 
-    mean_tcbs: float
-    deciles: tuple[int, ...] | None = None
-    cv: float = 0.0
-    max_tcbs: float = np.inf
-    row_sigma: float = 0.8
-    hub: float = 0.0
-    slope: float = 0.0
-    patch_share: float = 0.0
-    patch_side: int = 2
-    column_sigma: float = 0.8
-    self_loops: int = 0
 
-    def generate(self, spec: "Dataset", batch_size: int, seed: int, xp: Any = np) -> CsrGraph:
-        """A graph with the spec's nodes and its nnz to within 1 %; exactly symmetric if the spec is."""
-        num_nodes = spec.num_nodes
-        rng = np.random.default_rng(seed)
-        row_degrees = self._row_degrees(num_nodes, spec.nnz - self.self_loops, rng)
-        if spec.symmetric:
-            keys = self._undirected(xp, seed, row_degrees)
-        else:
-            popularity = np.exp(self.column_sigma * rng.standard_normal(num_nodes))
-            keys = self._directed(xp, seed, row_degrees, apportion(row_degrees.sum(), popularity))
-        if self.self_loops:
-            loops = xp.asarray(rng.choice(num_nodes, self.self_loops, replace=False))
-            keys = xp.concatenate([keys, loops * (num_nodes + 1)])
-            keys.sort()
-        row = keys // num_nodes
-        keys -= row * num_nodes  # in place, since these are the largest arrays of the process
-        if xp is not np:
-            row, keys = xp.asnumpy(row), xp.asnumpy(keys)
-        return to_csr(row, keys, num_nodes, "block model fitted to the paper's statistics")
+def _edges(xp: Any, seed: int, stubs: list[Any], num_nodes: int, patch_share: float, patch_side: int) -> Any:
+    """Sorted keys, row * N + column, of edges between stubs, which name a node once for each of its edges.
 
-    def _row_degrees(self, num_nodes: int, num_edges: int, rng: np.random.Generator) -> np.ndarray:
-        """[N] int64 with the sum `num_edges`."""
-        num_windows = -(-num_nodes // WINDOW)
-        if self.deciles:
-            tcbs = decile_counts(self.deciles, num_windows, self.mean_tcbs)
-        else:
-            tcbs = log_normal_counts(self.cv, self.max_tcbs, num_windows, self.mean_tcbs)
-        # The last block of a window is partly filled.
-        columns = rng.permutation(np.maximum(tcbs * TCB_COLUMNS - rng.uniform(0, TCB_COLUMNS, num_windows), 0.5))
-        hub = self.hub * np.maximum(columns - columns.mean(), 0)
-        shares = np.exp(self.row_sigma * rng.standard_normal((num_windows, WINDOW)))
-        shares.ravel()[num_nodes:] = 0
-        shares *= ((columns - hub) / shares.sum(1))[:, None]
-        shares[:, 0] += hub
-        shares *= (columns**self.slope)[:, None]
-        return apportion(num_edges, shares.ravel()[:num_nodes])
-
-    def _undirected(self, xp: Any, seed: int, degrees: np.ndarray) -> Any:
-        """Sorted keys of both directions of undirected edges."""
-        num_nodes, wanted = degrees.size, int(degrees.sum()) // 2
-        stubs = xp.asarray(np.repeat(np.arange(num_nodes), degrees))
-        keys = distinct(xp, _upper(xp, *self._patches(xp, seed, stubs, stubs, num_nodes), num_nodes))
-        free = wanted - keys.size
-        ends = shuffled(xp, _evenly(xp, stubs, 2 * free), seed, HEADS)
+    Args:
+        stubs: emptied, to free the memory. Those of rows and those of columns; one array of both for undirected edges,
+            of which the result has both directions.
+    """
+    rows, columns, is_symmetric = stubs[0], stubs[-1], len(stubs) == 1
+    keys_of = _upper if is_symmetric else _keys
+    wanted = rows.size // 2 if is_symmetric else rows.size
+    patches = _patches(xp, seed, rows, columns, num_nodes, round(patch_share * wanted / patch_side**2), patch_side)
+    keys = distinct(xp, keys_of(xp, *patches, num_nodes))
+    free = wanted - keys.size
+    if is_symmetric:
+        ends = shuffled(xp, _evenly(xp, rows, 2 * free), seed, HEADS)
         heads, tails = ends[:free], ends[free:]
-        for attempt in range(1, MAX_ROUNDS):
-            keys = distinct(xp, xp.concatenate([keys, _upper(xp, heads, tails, num_nodes)]))
-            missing = wanted - keys.size
-            if missing <= 0:
-                break
-            heads = _any_of(xp, stubs, seed, HEADS + attempt, missing)
-            tails = _any_of(xp, stubs, seed, TAILS + attempt, missing)
-        del stubs, ends, heads, tails
+    else:
+        heads, tails = _evenly(xp, rows, free), shuffled(xp, _evenly(xp, columns, free), seed, TAILS)
+    for attempt in range(1, MAX_ROUNDS):
+        keys = distinct(xp, xp.concatenate([keys, keys_of(xp, heads, tails, num_nodes)]))
+        missing = wanted - keys.size
+        if missing <= 0:
+            break
+        heads = _any_of(xp, rows, seed, HEADS + attempt, missing)
+        tails = _any_of(xp, columns, seed, TAILS + attempt, missing)
+    if is_symmetric:
+        del rows, columns, ends, heads, tails
+        stubs.clear()
         low = keys // num_nodes
         keys = xp.concatenate([keys, (keys - low * num_nodes) * num_nodes + low])
         keys.sort()
-        return keys
+    return keys
 
-    def _directed(self, xp: Any, seed: int, row_degrees: np.ndarray, column_degrees: np.ndarray) -> Any:
-        """Sorted keys of edges with separate row and column degrees."""
-        num_nodes, wanted = row_degrees.size, int(row_degrees.sum())
-        rows, columns = (xp.asarray(np.repeat(np.arange(num_nodes), d)) for d in (row_degrees, column_degrees))
-        keys = distinct(xp, _keys(*self._patches(xp, seed, rows, columns, num_nodes), num_nodes))
-        free = wanted - keys.size
-        heads = _evenly(xp, rows, free)
-        tails = shuffled(xp, _evenly(xp, columns, free), seed, TAILS)
-        for attempt in range(1, MAX_ROUNDS):
-            keys = distinct(xp, xp.concatenate([keys, _keys(heads, tails, num_nodes)]))
-            missing = wanted - keys.size
-            if missing <= 0:
-                break
-            heads = _any_of(xp, rows, seed, HEADS + attempt, missing)
-            tails = _any_of(xp, columns, seed, TAILS + attempt, missing)
-        return keys
 
-    def _patches(self, xp: Any, seed: int, rows: Any, columns: Any, num_nodes: int) -> tuple[Any, Any]:
-        """Both ends of the patches' edges. Windows are drawn in proportion to their edges."""
-        side = self.patch_side
-        edges = rows.size // 2 if rows is columns else rows.size
-        count = round(self.patch_share * edges / side**2)
-        last_full = num_nodes // WINDOW - 1
-        first = [
-            xp.minimum(_any_of(xp, stubs, seed, PATCH_WINDOWS + end, count) // WINDOW, last_full) * WINDOW
-            + random_bits(xp, seed, PATCH_RUNS + end, count) % (WINDOW - side + 1)
-            for end, stubs in enumerate((rows, columns))
-        ]
-        steps = xp.arange(side)
-        row = xp.broadcast_to((first[0][:, None] + steps)[:, :, None], (count, side, side))
-        col = xp.broadcast_to((first[1][:, None] + steps)[:, None, :], (count, side, side))
-        return row.ravel(), col.ravel()
+def _patches(xp: Any, seed: int, rows: Any, columns: Any, num_nodes: int, count: int, side: int) -> tuple[Any, Any]:
+    """Both ends of the edges of `count` patches. Windows are drawn in proportion to their edges."""
+    last_full = num_nodes // WINDOW - 1
+    first = [
+        xp.minimum(_any_of(xp, stubs, seed, PATCH_WINDOWS + end, count) // WINDOW, last_full) * WINDOW
+        + random_bits(xp, seed, PATCH_RUNS + end, count) % (WINDOW - side + 1)
+        for end, stubs in enumerate((rows, columns))
+    ]
+    steps = xp.arange(side)
+    row = xp.broadcast_to((first[0][:, None] + steps)[:, :, None], (count, side, side))
+    col = xp.broadcast_to((first[1][:, None] + steps)[:, None, :], (count, side, side))
+    return row.ravel(), col.ravel()
 
 
 def apportion(total: int, weights: np.ndarray) -> np.ndarray:
@@ -165,11 +154,11 @@ def _any_of(xp: Any, ids: Any, seed: int, stream: int, count: int) -> Any:
     return ids[random_bits(xp, seed, stream, count) % ids.size]
 
 
-def _keys(heads: Any, tails: Any, num_nodes: int) -> Any:
+def _keys(xp: Any, heads: Any, tails: Any, num_nodes: int) -> Any:
     """row * N + column of each edge, without self loops."""
     return (heads * num_nodes + tails)[heads != tails]
 
 
 def _upper(xp: Any, heads: Any, tails: Any, num_nodes: int) -> Any:
     """Keys of undirected edges, with the smaller node as the row."""
-    return _keys(xp.minimum(heads, tails), xp.maximum(heads, tails), num_nodes)
+    return _keys(xp, xp.minimum(heads, tails), xp.maximum(heads, tails), num_nodes)

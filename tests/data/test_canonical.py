@@ -1,13 +1,10 @@
 import hashlib
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.canonical import canonical_edges, to_csr, with_self_loops
-from data.errors import RectangularGraphError
-from data.graph import CsrGraph
+from data.canonical import to_csr
 
 
 @st.composite
@@ -21,11 +18,12 @@ def edge_lists(draw):
 @given(edge_lists())
 def test_each_edge_once_sorted_in_its_direction(drawn):
     edges, num_nodes = drawn
-    row, col, _ = canonical_edges(edges[:, 0], edges[:, 1], num_nodes)
-    assert list(zip(row.tolist(), col.tolist(), strict=True)) == sorted({tuple(edge) for edge in edges.tolist()})
-    again = canonical_edges(row, col, num_nodes)
-    assert np.array_equal(again[0], row)
-    assert np.array_equal(again[1], col)
+    csr = to_csr(edges[:, 0], edges[:, 1], num_nodes, "")
+    expected = sorted({tuple(edge) for edge in edges.tolist()})
+    assert list(zip(csr.row.tolist(), csr.col.tolist(), strict=True)) == expected
+    again = to_csr(csr.row.astype(np.int64), csr.col.astype(np.int64), num_nodes, "")
+    assert np.array_equal(again.row, csr.row)
+    assert np.array_equal(again.col, csr.col)
 
 
 @given(edge_lists(), st.randoms(use_true_random=False))
@@ -58,28 +56,13 @@ def test_the_hash_in_slices_is_that_of_its_definition(monkeypatch):
         assert to_csr(*edges.T, 50, "").sha256 == by_definition(*edges.T, 50)
 
 
-def test_large_ids_do_not_overflow():
-    last = 2**31 - 2
-    row, col, _ = canonical_edges(np.array([last, 0, last]), np.array([last, last, last]), last + 1)
-    assert (row.tolist(), col.tolist()) == ([0, last], [last, last])
-
-
 @given(edge_lists())
-def test_csr_holds_the_canonical_edges(drawn):
+def test_a_graph_says_its_size_type_and_hash(drawn):
     edges, num_nodes = drawn
-    row, col, _ = canonical_edges(edges[:, 0], edges[:, 1], num_nodes)
     csr = to_csr(edges[:, 0], edges[:, 1], num_nodes, "here")
-    assert (csr.num_nodes, csr.removed, csr.origin) == (num_nodes, len(edges) - len(row), "here")
+    assert (csr.num_nodes, csr.removed, csr.origin) == (num_nodes, len(edges) - csr.col.size, "here")
     assert csr.indptr.dtype == csr.col.dtype == np.int32
-    assert np.array_equal(csr.row, row)
-    assert np.array_equal(csr.col, col)
-    assert csr.sha256 == by_definition(row, col, num_nodes)
-
-
-def test_a_rectangular_graph_has_no_self_loops():
-    graph = CsrGraph(np.array([0, 1, 2]), np.array([3, 4]), "here", num_keys=5)
-    with pytest.raises(RectangularGraphError, match="here: self_loops: got True, and its keys are not its queries"):
-        with_self_loops(graph)
+    assert csr.sha256 == by_definition(csr.row, csr.col, num_nodes)
 
 
 @given(edge_lists())

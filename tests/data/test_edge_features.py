@@ -43,9 +43,9 @@ def test_a_file_of_the_user(tmp_path, values, dtype, cardinalities):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.zeros((3, 1)), r"edge_feat has shape \(3, 1\).*floats or integers of shape \[4, F\]"),
-        (np.full((4, 1), np.nan), "edge_feat holds NaN"),
-        (np.full((4, 1), -2), "edge_feat holds -2; codes from 0"),
+        (np.zeros((3, 1)), r"feat of edges has shape \(3, 1\); 4 rows"),
+        (np.full((4, 1), np.nan), "edge features hold NaN"),
+        (np.full((4, 1), -2), "edge features hold the code -2 in row 0, column 0; 0 to"),
         (np.zeros((4, 1), bool), "dtype bool"),
     ],
 )

@@ -1,7 +1,6 @@
 import gzip
 import io
 import os
-import warnings
 import zipfile
 from pathlib import Path
 
@@ -152,7 +151,7 @@ def test_one_label_does_not_change_how_the_others_are_scored(tmp_path, labels):
 def test_an_unknown_class_of_a_graph_under_a_registered_name(tmp_path):
     path = collection_npz(tmp_path / "c.npz", graph_label=np.array([2, -1, 36]))
     assert data.load("ogbg-ppa", path=path, batch_size=3).labels.tolist() == [[2], [-1], [36]]
-    with pytest.raises(ValueError, match="a graph label of 37; 0 to 36, and -1 for unknown, are allowed"):
+    with pytest.raises(ValueError, match="a label of 37; 0 to 36, and -1 for unknown, are allowed"):
         data.load("ogbg-ppa", path=collection_npz(path, graph_label=np.array([2, -1, 37])), batch_size=3)
 
 
@@ -178,11 +177,6 @@ def collection(**changed):
 def broken_csr(path):
     csr = MATRIX.tocsr()
     np.savez(path / "m.npz", indptr=csr.indptr, indices=csr.indices + 9, data=csr.data, shape=csr.shape, format=b"csr")
-
-
-def twice(path):
-    with zipfile.ZipFile(authors_npz(path / "a.npz"), "a") as archive, warnings.catch_warnings(action="ignore"):
-        archive.writestr("src_li.npy", archive.read("src_li.npy"))
 
 
 def header(text):
@@ -215,8 +209,7 @@ BAD = {
         r"holds the arrays \['rows'\]; allowed are src_li",
     ),
     "pickled": (authors(src_li=np.array([{}], object)), "allow_pickle=False"),
-    "an array twice": (twice, "an array is there twice: src_li, dst_li, num_nodes, src_li"),
-    "lengths": (authors(dst_li=COL[:3]), "src_li has 5 entries and dst_li 3"),
+    "lengths": (authors(dst_li=COL[:3]), r"column of edges has shape \(3,\); 5 rows"),
     "float ids": (authors(src_li=ROW * 1.0), r"src_li has shape \(5,\), dtype float64; 1-D integers"),
     "negative row": (authors(src_li=ROW - 1), "edge 0 has the row.* -1; allowed are 0 to 3"),
     "column out of range": (authors(dst_li=COL + 1), "edge 1 has the column.* 4; allowed are 0 to 3"),
@@ -226,9 +219,9 @@ BAD = {
     ),
     "num_nodes zero": (authors(num_nodes=0), "num_nodes is 0; 1 to 2147483647 are allowed"),
     "num_nodes huge": (authors(num_nodes=2**31), "num_nodes is 2147483648; 1 to 2147483647"),
-    "feat rows": (authors(feat=np.ones((3, 2))), r"feat has shape \(3, 2\).*\[4, F\]"),
-    "feat NaN": (authors(feat=np.full((4, 2), np.nan)), "feat holds NaN, or numbers beyond float32"),
-    "label below -1": (authors(label=ROW[:4] - 2), "label -2 of node 0; 0 to 999999, and -1 for unknown"),
+    "feat rows": (authors(feat=np.ones((3, 2))), r"feat of nodes has shape \(3, 2\); 4 rows"),
+    "feat NaN": (authors(feat=np.full((4, 2), np.nan)), "node features hold NaN, or numbers beyond float32, in row 0"),
+    "label below -1": (authors(label=ROW[:4] - 2), "a label of -2; 0 to 0, and -1 for unknown"),
     "rectangular": (
         lambda path: scipy.sparse.save_npz(path / "m.npz", scipy.sparse.csr_array((3, 4))),
         "3 x 4; a graph",
@@ -245,7 +238,7 @@ BAD = {
     "csv header only": (text("a.csv", "id_1,id_2\n"), "holds no edge"),
     "csv without a line": (text("a.csv", ""), "holds no edge"),
     "counts": (collection(edge_counts=[2, 1]), "node_counts has 3 entries and edge_counts 2"),
-    "sums": (collection(edge_counts=[2, 1, 2]), "edge_counts sum to 5, u has 6 entries and v 6"),
+    "sums": (collection(edge_counts=[2, 1, 2]), r"column of edges has shape \(6, 2\); 5 rows"),
     "negative count": (collection(edge_counts=[-1, 4, 3]), "edge_counts 0 or more"),
     "empty graph": (collection(node_counts=[3, 2, 0]), "node_counts must be 1 or more"),
     "id of next graph": (collection(v=[1, 3, 1, 1, 2, 3]), r"edge \[1, 3\] in a graph of 3 nodes"),
@@ -272,12 +265,12 @@ def test_a_graph_that_does_not_fit_is_refused(tmp_path, monkeypatch):
         MemoryError, match=r"num_nodes is 2,000,000,000, with 5 edges: about 29\.8 GiB needed, 1\.0 GiB"
     ):
         load(authors_npz(tmp_path / "a.npz", num_nodes=2 * 10**9))
-    with pytest.raises(MemoryError, match=r"c\.npz: 3 graphs: about 29\.8 GiB needed, 1\.0 GiB"):
+    with pytest.raises(MemoryError, match=r"c\.npz: num_nodes is 2,000,000,005, with 12 edges: about 29\.8 GiB needed"):
         load(collection_npz(tmp_path / "c.npz", node_counts=np.array([3, 2, 2 * 10**9])), batch_size=3)
     zeros = np.zeros(2**18, np.int64)
     np.savez_compressed(tmp_path / "bomb.npz", src_li=zeros, dst_li=zeros, num_nodes=1)
     monkeypatch.setattr("data.memory.available_bytes", lambda: 2**20)
-    with pytest.raises(MemoryError, match=r"bomb\.npz: about"):
+    with pytest.raises(MemoryError, match=r"bomb\.npz: its arrays: about"):
         load(tmp_path / "bomb.npz")
 
 

@@ -8,7 +8,6 @@ import pytest
 
 import data
 from data.synthetic import huge
-from data.synthetic.huge import HugeGraph
 
 HUGE = ["igb-large", "ogbn-papers100m"]
 
@@ -21,7 +20,7 @@ def thousandth(name):
 @pytest.fixture(scope="module", params=HUGE)
 def graph(request):
     entry = thousandth(request.param)
-    return entry, entry.synthetic.generate(entry, 1024, 5)
+    return entry, entry.synthetic(entry, 1024, 5)
 
 
 def rows_of(graph):
@@ -63,20 +62,22 @@ def test_degrees_are_log_normal_and_columns_local_and_uniform(graph):
 @pytest.mark.parametrize("chunk", [1, 997, 10**9])
 def test_any_chunk_gives_the_same_bits(monkeypatch, chunk):
     spec = replace(data.info("igb-large"), num_nodes=403, nnz=5_001)
-    maker = HugeGraph(row_sigma=0.7, reach=20)
-    expected = maker.generate(spec, 1, 3)
+    monkeypatch.setattr(huge, "REACH", 20)
+    expected = huge.huge(spec, 1, 3)
     monkeypatch.setitem(huge.CHUNK_EDGES, "numpy", chunk)
-    chunked = maker.generate(spec, 1, 3)
+    chunked = huge.huge(spec, 1, 3)
     np.testing.assert_array_equal(chunked.indptr, expected.indptr)
     np.testing.assert_array_equal(chunked.col, expected.col)
     assert chunked.sha256 == expected.sha256
-    assert maker.generate(spec, 1, 4).sha256 != expected.sha256
+    assert huge.huge(spec, 1, 4).sha256 != expected.sha256
 
 
-def test_repeated_edges_of_crowded_rows_are_drawn_again():
+def test_repeated_edges_of_crowded_rows_are_drawn_again(monkeypatch):
     # Up to half of all columns in a row, and local ranges with more draws than columns.
     spec = replace(data.info("igb-large"), num_nodes=120, nnz=3_000)
-    assert_canonical(HugeGraph(row_sigma=0.3, local_share=0.6, reach=4).generate(spec, 1, 0), 120, 3_000)
+    for name, value in {"ROW_SIGMA": 0.3, "LOCAL_SHARE": 0.6, "REACH": 4}.items():
+        monkeypatch.setattr(huge, name, value)
+    assert_canonical(huge.huge(spec, 1, 0), 120, 3_000)
 
 
 @pytest.mark.parametrize("name", HUGE)
@@ -99,7 +100,7 @@ def test_cpu_and_gpu_give_the_same_bits(name, monkeypatch):
     cupy = pytest.importorskip("cupy")
     monkeypatch.setitem(huge.CHUNK_EDGES, "cupy", 100_003)
     entry = thousandth(name)
-    left, right = (entry.synthetic.generate(entry, 1024, 5, xp) for xp in (np, cupy))
+    left, right = (entry.synthetic(entry, 1024, 5, xp) for xp in (np, cupy))
     np.testing.assert_array_equal(left.indptr, right.indptr)
     np.testing.assert_array_equal(left.col, right.col)
     assert isinstance(right.col, np.ndarray)

@@ -72,7 +72,7 @@ def test_features_do_not_depend_on_the_source_of_the_edges(tmp_path):
         ({"batch_size": True}, TypeError, "batch_size: got True; an integer"),
         ({"seed": -1}, ValueError, "seed: got -1; 0 or more"),
         ({"seed": 1.5}, TypeError, "seed: got 1.5; an integer"),
-        ({"batch_size": 10**40, "name": "zinc", "source": "synthetic"}, MemoryError, "the surrogate of zinc: random"),
+        ({"batch_size": 10**40, "name": "zinc", "source": "synthetic"}, MemoryError, "the surrogate of zinc, "),
         ({"order": None}, ValueError, "order: got None; allowed are dataset, random"),
         ({"split": ["train"]}, ValueError, r"split: got \['train'\]; allowed are None, train"),
         ({"path": ""}, ValueError, r"\.: cannot be read: a folder"),
@@ -96,8 +96,6 @@ def test_the_dgl_graph_is_made_on_use_and_shares_the_tensors():
     assert graph.ndata["feat"].data_ptr() == loaded.node_data["feat"].data_ptr()
     assert graph.edata["feat"].equal(loaded.edge_data["feat"])
     assert graph.adj_tensors("csc")[1].data_ptr() == loaded.columns.data_ptr()
-    again = data.LoadedGraph.from_dgl(graph, loaded.meta)
-    assert (again.columns.tolist(), again.graph_sizes.tolist()) == (keys.tolist(), loaded.graph_sizes.tolist())
 
 
 def test_auto_and_file_take_an_unregistered_npz_under_root(tmp_path, own_npz):

@@ -90,9 +90,9 @@ def test_labels_and_split_of_a_users_collection(own):
         r"graph_label has shape \(8,\), dtype float64; numbers of shape \[8, tasks\] or classes": {
             "graph_label": SIZES / 2
         },
-        r"graph_label holds -2 to 9; -1 to 999999 are allowed": {"graph_label": np.where(SIZES == 3, -2, SIZES)},
-        r"test_ids hold 8; allowed are 0 to 7": {"test_ids": np.array([8])},
-        r"test_ids hold 5 twice; each id may be in one part": {"test_ids": np.array([5])},
+        r"a label of -2; 0 to 9, and -1 for unknown": {"graph_label": np.where(SIZES == 3, -2, SIZES)},
+        r"the split holds the id 8; allowed are 0 to 7": {"test_ids": np.array([8])},
+        r"the split holds the id 5 twice; each may be in one part": {"test_ids": np.array([5])},
     }
     for message, change in wrong.items():
         np.savez(own, **(arrays | change))
@@ -157,7 +157,7 @@ def test_auto_makes_no_surrogate_of_a_split(tmp_path):
 def test_a_damaged_split_file_is_named(ogb):
     (ogb / "ogbg_molhiv" / "split" / "scaffold" / "valid.csv.gz").unlink()
     for split in (None, "val"):
-        with pytest.raises(ValueError, match=r"ogbg_molhiv: the official files cannot be read .*valid\.csv\.gz"):
+        with pytest.raises(ValueError, match=r"ogbg_molhiv: cannot be read .*valid\.csv\.gz"):
             load("ogbg-molhiv", ogb, batch_size=2, split=split)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import data
 from data.selection import Selection
-from data.sources.sequence_masks import BigBird, Longformer, SelectedBlocks, SequenceMask
+from data.sources.sequence_masks import BigBird, Longformer, SequenceMask
 
 NAMES = [name for name in data.names() if isinstance(data.info(name).official, SequenceMask)]
 
@@ -54,8 +54,8 @@ def test_bigbird_is_its_definition(tokens, block, random_blocks):
 
 
 def test_random_blocks_are_seeded_one_way_and_from_the_whole_sequence():
-    blocks = BigBird(4_096, 16).block_mask()
-    np.testing.assert_array_equal(blocks, BigBird(4_096, 16).block_mask())
+    blocks = BigBird(4_096, 16).mask()[::16, ::16]
+    np.testing.assert_array_equal(blocks, BigBird(4_096, 16).mask()[::16, ::16])
     query, key = np.nonzero(blocks)
     is_random = (np.abs(query - key) > 1) & (np.minimum(query, key) > 0) & (np.maximum(query, key) < len(blocks) - 1)
     query, key = query[is_random], key[is_random]
@@ -80,19 +80,6 @@ def test_registered_masks_load_without_files_or_network(name, tmp_path, caplog):
         data.load(name, root=tmp_path, source="synthetic")
 
 
-def test_the_blocks_of_a_query_are_its_own_and_some_before_it():
-    mask = SelectedBlocks(96, 8, 4)
-    for query, blocks in enumerate(mask.block_mask()):
-        chosen = np.flatnonzero(blocks)
-        assert chosen.max() == query // 8
-        assert len(chosen) == min(4, query // 8 + 1)
-    found = dense(mask)
-    for query in range(96):
-        expected = np.repeat(mask.block_mask()[query], 8) & (np.arange(96) <= query)
-        np.testing.assert_array_equal(found[query], expected)
-
-
-@pytest.mark.parametrize("mask", [BigBird(100, 8), SelectedBlocks(100, 8)])
-def test_a_sequence_ends_with_a_block(mask):
+def test_a_sequence_ends_with_a_block():
     with pytest.raises(ValueError, match="num_tokens: got 100; a multiple of the block size 8"):
-        mask.edges()
+        BigBird(100, 8).mask()

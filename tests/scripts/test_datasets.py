@@ -113,17 +113,6 @@ def test_stats_offline_name_their_surrogates_and_fail_where_none_is_allowed(data
     assert "pubmed: skipped: " in done.stderr
 
 
-def test_stats_of_a_rectangular_graph_are_refused_and_leave_the_others(datasets, tmp_path):
-    rectangular = "sphere-360x720-to-180x360-0.03"
-    done = datasets("stats", rectangular, "--out", tmp_path)
-    assert done.exit_code == 2, done.stdout
-    assert done.stderr.startswith(f"error: {rectangular}: its keys are other nodes than its queries")
-    done = datasets("stats", rectangular, "sphere-24x48-0.15", "--out", tmp_path)
-    assert done.exit_code == 0, done.stdout
-    assert f"{rectangular}: skipped: " in done.stderr
-    assert {row["dataset"] for row in rows(tmp_path / "datasets.csv")} == {"sphere-24x48-0.15"}
-
-
 def test_a_later_run_replaces_its_rows_only(datasets, tmp_path):
     def stats(*arguments):
         return datasets("stats", *arguments, "--root", tmp_path, "--out", tmp_path / "out")

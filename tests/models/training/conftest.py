@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from loaded_graphs import loaded_from_dgl
 
 from configs import TrainConfig
-from data import GraphMeta, LoadedGraph
+from data import GraphMeta
 from data.dgl import import_dgl
 from data.random_walk import random_walk_encoding
 from models.training import Trainer
@@ -19,7 +20,7 @@ GRAPHS, TASKS = 24, 2
 def meta(task, graph, num_classes, num_graphs=1):
     sizes = graph.num_nodes(), graph.num_edges(), num_graphs
     features = "float", COLUMNS, None, "original"
-    return GraphMeta("tiny", "file", "a test", task, *sizes, *features, num_classes, "", "", "0123456789abcdef")
+    return GraphMeta("tiny", "file", "a test", task, *sizes, *features, num_classes, "0123456789abcdef")
 
 
 def random_graph(rng, num_nodes, num_edges):
@@ -37,7 +38,7 @@ def nodes():
     labels[-1] = -1
     ids = torch.from_numpy(rng.permutation(NODES))
     splits = {"train": ids[:15], "valid": ids[15:25], "test": ids[25:]}
-    return LoadedGraph.from_dgl(graph, meta("node", graph, CLASSES), labels, splits, "accuracy")
+    return loaded_from_dgl(graph, meta("node", graph, CLASSES), labels=labels, splits=splits, metric="accuracy")
 
 
 @pytest.fixture
@@ -51,7 +52,8 @@ def graphs():
     labels[torch.from_numpy(rng.random((GRAPHS, TASKS)) < 0.2)] = torch.nan
     splits = {"train": torch.arange(10), "valid": torch.arange(10, 17), "test": torch.arange(17, GRAPHS)}
     batch = import_dgl().batch(made)
-    return LoadedGraph.from_dgl(batch, meta("graph", batch, TASKS, GRAPHS), labels, splits, "rocauc")
+    about = meta("graph", batch, TASKS, GRAPHS)
+    return loaded_from_dgl(batch, about, labels=labels, splits=splits, metric="rocauc")
 
 
 @pytest.fixture
