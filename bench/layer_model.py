@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bench.checks import largest_row_error
+from bench import checks
 from bench.layer_batches import IGNORED, Block, LayerBatch
 from configs.bench import Shape
 
@@ -86,14 +86,9 @@ def row_parts(block: Block) -> Iterator[tuple[slice, Block]]:
     on such a block gives right rows for these targets."""
     target = block.edge_index[1]
     first_edge = torch.searchsorted(target.contiguous(), torch.arange(block.num_targets + 1, device=target.device))
-    first = 0
-    while first < block.num_targets:
-        last = int(torch.searchsorted(first_edge, first_edge[first] + EXACT_EDGES, right=True)) - 1
-        rows = slice(first, max(last, first + 1))
-        edges = slice(int(first_edge[rows.start]), int(first_edge[rows.stop]))
+    for rows, edges in checks.row_parts(first_edge, EXACT_EDGES):
         attr = None if block.edge_attr is None else block.edge_attr[edges]
         yield rows, replace(block, edge_index=block.edge_index[:, edges], edge_attr=attr)
-        first = rows.stop
 
 
 class TrainingStep:
@@ -150,7 +145,7 @@ def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, ty
     found = _gradients(layer, output, cotangent)
     expected = run_layer(exact, double.x, part)
     right = _gradients(exact, expected, cotangent)
-    of_output = largest_row_error(output.detach()[rows], expected.detach()[rows])
+    of_output = checks.largest_row_error(output.detach()[rows], expected.detach()[rows])
     return LayerErrors(of_output, ((found - right).norm() / right.norm()).item())
 
 
