@@ -25,9 +25,9 @@ def float64_attention(
 ) -> Tensor:
     """softmax(scale * Q K^T masked by A) V, computed in float64 and rounded to float32 (6e-8).
 
-    Works on one head and some rows at a time: needs about 2 GiB beside the result, more only for a row of over 33 million
-    elements of keys. A result of over an eighth of the GPU's memory goes to host memory, since the kernel that it is for
-    needs the GPU's.
+    Works on one head and some rows at a time: needs about 2 GiB beside the result, more only for a row whose keys have
+    over 33 million elements. A result of over an eighth of the GPU's memory goes to host memory, since the kernel that
+    it is for needs the GPU's.
 
     Args:
         query: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.

@@ -53,7 +53,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
     | {"precisions": ("float32", "autocast", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
     | {"pool": 8, "steps": 8, "launches": ("eager",)},
-    "plans": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 200, "seconds": 2.0},
     "preprocessing": {"graphs": ..., "repeats": 10, "seconds": 2.0},
     "parallel": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 30}
     | {"precisions": ("float16",), "method": "metis"}
