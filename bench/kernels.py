@@ -30,7 +30,7 @@ from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.gpu_trace import trace_gpu
 from bench.runner import Case, Context, UnsupportedInputsError
-from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
+from bench.traffic import gathered_columns
 from common.columns import dtype_name
 from common.records import NONE, Row
 from common.timers import (
@@ -112,14 +112,14 @@ def measure(context: Context, case: Case) -> list[Row]:
     rows.append(context.row(untimed, metric="peak_memory", unit="MiB", **peak, **checked, note=note))
     if context.config.measure == "codes" and on_gpu:
         rows.append(kernel_time_row(context, untimed, run, checked))
-    columns, width = graph.gathered_columns, case.shape.width
+    columns = graph.gathered_columns
     if case.kv_heads:
         columns = gathered_columns(context.pattern, case.heads // case.kv_heads)
     of_data = problem.edges.to(dtype).bytes_of_values if problem.edges else 0
-    out_dtype = getattr(torch, case.out_dtype)
+    elements, out_dtype = context.pattern.shape[0] * case.shape.width, getattr(torch, case.out_dtype)
     traffic = {
-        "gathered_bytes": gathered_bytes(columns, case.shape.kv_width, dtype),
-        "compulsory_bytes": compulsory_bytes(context.pattern.shape[0], width, dtype, out_dtype) + of_data,
+        "gathered_bytes": 2 * columns * case.shape.kv_width * dtype.itemsize,
+        "compulsory_bytes": elements * (dtype.itemsize + out_dtype.itemsize) + of_data,
     }
     return rows + [byte_row(context, untimed, metric, size) for metric, size in traffic.items()]
 

@@ -45,7 +45,6 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference_mode": torch.inference_mode,
     "training": nullcontext,
 }
-LAUNCHES = ("eager", "compiled", "captured")
 # Allowed growth after the first reading, beside one graph in device memory and pinned memory: a leak is a multiple of
 # the steps, noise is not.
 HOST_NOISE = 64 << 20  # bytes of the process: heap arenas, libraries that are loaded late
@@ -240,7 +239,7 @@ def read_memory(steps: int, device: torch.device) -> Memory:
     else:
         allocated = held_bytes()
     host, objects = psutil.Process().memory_info().rss, len(gc.get_objects())
-    return Memory(steps, allocated, host, pinned, objects, sum(cache_entries().values()))
+    return Memory(steps, allocated, host, pinned, objects, cache_entries())
 
 
 def held_bytes() -> int:
@@ -253,12 +252,12 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-def cache_entries() -> dict[str, int]:
-    """Entries of the containers that each module of the package holds, by its name. A cache of `lru_cache` with a bound
-    is left out: it fills up."""
+def cache_entries() -> int:
+    """Entries of the containers that the modules of the package hold. A cache of `lru_cache` with a bound is left out:
+    it fills up."""
     seen: set[int] = set()
-    modules = [(name, module) for name, module in [*sys.modules.items()] if _is_ours(name)]
-    return {name: sum(_entries(each, seen) for each in [*vars(module).values()]) for name, module in modules}
+    modules = [module for name, module in [*sys.modules.items()] if _is_ours(name)]
+    return sum(_entries(each, seen) for module in modules for each in [*vars(module).values()])
 
 
 def _is_ours(module: str) -> bool:
