@@ -1,7 +1,7 @@
 """The model of `bench.layers` around PyG's layer or ours, a training step of it, and its errors against float64."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,31 +15,21 @@ from configs.bench import Shape
 EXACT_EDGES = 1 << 22  # of a float64 pass of PyG's layer, whose messages are [edges, heads, columns]
 
 
-@dataclass(frozen=True)
-class Types:
-    """Types of a precision.
+class Types(NamedTuple):
+    """A precision.
 
     Attributes:
-        parameters: of weights and features.
-        inputs: of q, k and v.
+        dtype: of weights, features, q, k and v.
         matmul: `torch.get_float32_matmul_precision()`; TF32 is "high".
     """
 
-    parameters: torch.dtype
-    inputs: torch.dtype
+    name: str
+    dtype: torch.dtype
     matmul: str = "highest"
 
-    @property
-    def autocast(self) -> bool:
-        return self.parameters != self.inputs
 
-
-TYPES = {
-    "float32": Types(torch.float32, torch.float32),
-    "tf32": Types(torch.float32, torch.float32, "high"),
-    "autocast": Types(torch.float32, torch.bfloat16),
-    "bfloat16": Types(torch.bfloat16, torch.bfloat16),
-}
+_ALL = Types("float32", torch.float32), Types("tf32", torch.float32, "high"), Types("bfloat16", torch.bfloat16)
+TYPES = {types.name: types for types in _ALL}
 
 
 def run_layer(layer: nn.Module, x: Tensor, block: Block) -> Tensor:
@@ -98,18 +88,16 @@ class TrainingStep:
         capturable: whether a CUDA graph can capture it.
     """
 
-    def __init__(self, model: LayerModel, types: Types, capturable: bool = False) -> None:
-        self.model, self.types = model, types
+    def __init__(self, model: LayerModel, capturable: bool = False) -> None:
+        self.model = model
         self.device = next(model.parameters()).device
         self.optimiser = torch.optim.AdamW(model.parameters(), fused=True, capturable=capturable)
 
     def __call__(self, batch: LayerBatch) -> Tensor:
         """The model's output before the step, [targets of the last block, columns]."""
         self.optimiser.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.types.autocast):
-            output = self.model(batch)
-            loss = cross_entropy(output.float(), batch.labels, ignore_index=IGNORED)
-        loss.backward()
+        output = self.model(batch)
+        cross_entropy(output.float(), batch.labels, ignore_index=IGNORED).backward()
         self.optimiser.step()
         return output.detach()
 
@@ -126,7 +114,7 @@ class LayerErrors(NamedTuple):
     gradients: float
 
 
-def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, types: Types) -> LayerErrors:
+def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch) -> LayerErrors:
     """Errors of the layer on the first block; of a large block in the first of `row_parts`.
 
     Args:
@@ -140,8 +128,7 @@ def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, ty
     cotangent = torch.zeros(batch.blocks[0].num_targets, batch.x.shape[1])
     cotangent[rows] = torch.randn(cotangent[rows].shape, generator=generator)
     cotangent = cotangent.to(batch.x.device)
-    with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=types.autocast):
-        output = run_layer(layer, batch.x, batch.blocks[0])
+    output = run_layer(layer, batch.x, batch.blocks[0])
     found = _gradients(layer, output, cotangent)
     expected = run_layer(exact, double.x, part)
     right = _gradients(exact, expected, cotangent)
