@@ -17,10 +17,11 @@
     pyg             compiled  the same after torch.compile, of each group's first type
     flex_attention  compiled  FlexAttention with masks made from booleans [B, S, S]
 
-`plan` is "rebuilt" where the masks are made anew in every pass. `region` is "forward", without gradients, or "step",
-the forward pass and all gradients. `peak_memory` is that of torch's allocator, inputs
-included. Errors are those of a small instance against the same formula in float64: the largest of a row of the output,
-and in the note the largest of a gradient, norm over norm.
+The relational sides also run in CUDA graphs (launch `cuda_graph`), since the host bounds their steps. `plan` is
+"rebuilt" where the masks are made anew in every pass. `region` is "forward", without gradients, or "step", the forward
+pass and all gradients. `peak_memory` is that of torch's allocator, inputs included. Errors are those of a small
+instance against the same formula in float64: the largest of a row of the output, and in the note the largest of a
+gradient, norm over norm.
 """
 
 import gc
@@ -57,6 +58,7 @@ Name = tuple[str, str, str]  # backend, launch, plan
 OURS, EAGER, COMPILED = ("auto", "eager", "fixed"), ("pyg", "eager", "fixed"), ("pyg", "compiled", "fixed")
 ANEMOI = ("anemoi", "eager", "fixed")
 UNFUSED, FLEX = ("csr_unfused", "eager", "fixed"), ("flex_attention", "compiled", "fixed")
+GRAPH = "cuda_graph"
 OURS_NEW, FLEX_NEW = (*OURS[:2], "rebuilt"), (*FLEX[:2], "rebuilt")
 
 
@@ -254,10 +256,7 @@ def relational(device: torch.device, dtype: torch.dtype, contexts: int, cells: i
         def run(leaves: Leaves) -> Tensor:
             if is_new:
                 masks.fill(*ids)
-            *first, column = (masks.plans[name] for name in relational_masks.MASKS)
-            out = [plan(*leaves.values()) for plan in first]
-            sorted_out = column(*(one[masks.order] for one in leaves.values()))
-            return torch.stack([*out, torch.zeros_like(sorted_out).index_copy(0, masks.order, sorted_out)], 1)
+            return torch.stack([masks.plans[name](*leaves.values()) for name in relational_masks.MASKS], 1)
 
         return run
 
@@ -295,6 +294,8 @@ def relational(device: torch.device, dtype: torch.dtype, contexts: int, cells: i
 
     sides = {name: partial(planned, name is OURS_NEW) for name in (OURS, OURS_NEW)}
     sides |= {name: partial(flex, name is FLEX_NEW) for name in (FLEX, FLEX_NEW)}
+    if device.type == "cuda":
+        sides |= {(backend, GRAPH, plan): make for (backend, _, plan), make in sides.items()}
     return Problem(leaves, sides, exact, int(sum(each.sum() for each in booleans)))
 
 
@@ -376,15 +377,28 @@ def side_rows(context: Context, case: Case, name: Name, small: Problem, problem:
     forward()  # compiles, as `step` does
     step()
     reset_peak_memory(device)
-    step()
+    passes = {"step": step, "forward": forward}
+    if case.launch == GRAPH:
+        passes["step"] = captured(step)
+    else:
+        step()
     memory = peak_memory_mib(device) - others / 2**20
+    if case.launch == GRAPH:
+        passes["forward"] = captured(forward)
     peak = Spread.of([memory]).columns() | {"metric": "peak_memory", "unit": "MiB"}
     found = []
-    for region, passes in (("step", step), ("forward", forward)):
-        found.append(time_passes(passes, device=device, repeats=context.config.repeats).columns() | {"region": region})
+    for region, one in passes.items():
+        found.append(time_passes(one, device=device, repeats=context.config.repeats).columns() | {"region": region})
     if on_gpu:
         found.append(peak)
     return [context.row(case, **each, **columns, note=note) for each in found]
+
+
+def captured(passes: Callable[[], None]) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        passes()
+    return graph.replay
 
 
 def errors_of(problem: Problem, run: Run) -> LayerErrors:

@@ -102,6 +102,17 @@ class TrainingStep:
         return output.detach()
 
 
+class InferenceStep:
+    """Forward pass without gradients."""
+
+    def __init__(self, model: LayerModel) -> None:
+        self.model = model.eval()
+
+    def __call__(self, batch: LayerBatch) -> Tensor:
+        with torch.no_grad():
+            return self.model(batch)
+
+
 class LayerErrors(NamedTuple):
     """Against the same weights and inputs in float64.
 

@@ -3,7 +3,8 @@
 A step is forward pass, loss, backward pass and fused AdamW of a few layers with LayerNorm and ReLU between them, the
 host included: rows of steps between two synchronisations, of both layers by turns. Batches are drawn before timing and
 are on the GPU; every step of a workload with new graphs gets its edge_index as a tensor of its own, cloned before the
-row of steps begins, for both layers. A captured loop (`bench.captured_loop`) copies each batch and plans it within the
+row of steps begins, for both layers. A step of inference (`region` "forward") is a forward pass of the model in
+evaluation mode, without gradients. A captured loop (`bench.captured_loop`) copies each batch and plans it within the
 timed steps.
 
     backend  layer
@@ -45,6 +46,7 @@ from bench.gpu_trace import trace_gpu
 from bench.layer_batches import LayerBatch, draw_batches
 from bench.layer_model import (
     TYPES,
+    InferenceStep,
     LayerErrors,
     LayerModel,
     TrainingStep,
@@ -95,6 +97,7 @@ def begin(context: Context) -> None:
         "nodes": round(sum(len(batch.x) for batch in batches) / len(batches)),
         "nnz": round(sum(batch.num_edges for batch in batches) / len(batches)),
         "graphs": workload.batch or 1,
+        "region": "forward" if workload.inference else "step",
     }
 
 
@@ -232,7 +235,8 @@ def make_side(context: Context, models: "Models", batches: list[LayerBatch], typ
     backend, launch = name
     layer = LAYERS[models.layer][1] if backend == "auto" else pyg_layer(models.layer)
     model = models.of(layer, types.dtype)
-    step = TrainingStep(model, capturable=launch == "cuda_graph")
+    workload = context.config.workloads[context.name]
+    step = InferenceStep(model) if workload.inference else TrainingStep(model, capturable=launch == "cuda_graph")
 
     def check_layer() -> tuple[dict[str, Any], str]:
         if backend == "pyg":
@@ -248,7 +252,7 @@ def make_side(context: Context, models: "Models", batches: list[LayerBatch], typ
     if launch == "cuda_graph":
         run = captured_loop(step, batches)
     else:
-        model.compile(mode=MODES[launch], dynamic=context.config.workloads[context.name].is_new or None)
+        model.compile(mode=MODES[launch], dynamic=workload.is_new or None)
 
         def run(batch: LayerBatch) -> Tensor:
             torch.compiler.cudagraph_mark_step_begin()

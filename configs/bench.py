@@ -125,6 +125,7 @@ class Workload(Section):
     # in PyG. One for each layer.
     fan_out: Annotated[tuple[Count, ...], List] = ()
     captured: bool = False  # also timed: our step as one CUDA graph, see `bench.captured_loop`
+    inference: bool = False  # a step is a forward pass without gradients
 
     @property
     def is_new(self) -> bool:
@@ -140,6 +141,8 @@ class Workload(Section):
             raise ValueError(f"got batch = {self.batch} and seeds = {self.seeds}; one of the two is allowed")
         if self.captured and not self.is_new:
             raise ValueError("captured = true: batch or seeds are needed with it; a whole graph has one size")
+        if self.captured and self.inference:
+            raise ValueError("captured = true and inference = true: one of the two is allowed")
         return self
 
 

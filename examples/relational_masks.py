@@ -1,6 +1,6 @@
 """The masks of a relational transformer as block-diagonal graphs: the cells of B contexts of S cells attend to their
-row and its parents, to the rows that refer to it, and to their column. Edges come from sorted ids, on the device and
-without waiting for it, in place of booleans [B, S, S].
+row and its parents, to the rows that refer to it, and to their column. A CSR of each mask comes from sorted ids, on the
+device and without waiting for it, in place of booleans [B, S, S]; so a whole step, masks included, is one CUDA graph.
 
 python examples/relational_masks.py --contexts 4 --cells 64 --steps 20
 """
@@ -11,82 +11,73 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, scaled_dot_product_attention
 
-from fused3s import AttentionPlan, PlanRoom, plan_attention
+from fused3s import AttentionPlan, PlanRoom, capture_step, plan_attention
 
 HEADS, HEAD_DIM, MASKS = 4, 16, ("feature", "neighbour", "column")
 COLUMNS = torch.tensor([3, 5, 6, 8, 10, 12])  # of the six tables
 
 
-def pairs(keys: Tensor, key_cells: Tensor, queries: Tensor, query_cells: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Key and query cell of all pairs with equal ids, then -1: [2, room]; and the number of pairs, which may be more.
+def csr_of(keys: Tensor, queries: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """indptr [cells + 1] and indices [room] of all pairs of cells with equal ids; behind the last pair is padding.
 
     Args:
-        keys, queries: [n], [m] ids, below 0 for none; key_cells, query_cells: the cells that they belong to.
+        keys, queries: [cells, n], [cells, m] ids of the cells of a batch, below 0 for none.
     """
-    keys, order = keys.sort()
-    first, last = (torch.searchsorted(keys, queries, right=right) for right in (False, True))
-    end = torch.where(queries < 0, 0, last - first).cumsum(0)
-    place = torch.arange(room, device=keys.device)
+    ids, order = keys.flatten().sort()
+    key_cell = order // keys.shape[1]
+    first, last = (torch.searchsorted(ids, queries.flatten(), right=right) for right in (False, True))
+    end = torch.where(queries.flatten() < 0, 0, last - first).cumsum(0)
+    place = torch.arange(room, device=ids.device)
     query = torch.searchsorted(end, place, right=True).clamp(max=len(end) - 1)
-    nth = (place - end[query] + last[query]).clamp(0, len(keys) - 1)
-    return torch.where(place < end[-1], torch.stack([key_cells[order[nth]], query_cells[query]]), -1), end[-1]
+    nth = (place + (last - end)[query]).clamp(0, len(ids) - 1)
+    return nn.functional.pad(end[queries.shape[1] - 1 :: queries.shape[1]], (1, 0)), key_cell[nth]
 
 
-def edges_of(node: Tensor, parents: Tensor, column: Tensor, room: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Edges of each of MASKS over B S cells, [2, room]; the cells in order of columns, which those of "column" count;
-    and the largest number of edges.
+def masks_of(node: Tensor, parents: Tensor, column: Tensor, room: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """CSR of each of MASKS over B S cells, with room for so many pairs.
 
     Args:
         node, column: [B, S] ids of the row, and of table and column; parents: [B, S, P] ids of rows, -1 for none.
     """
-    cell = torch.arange(node.numel(), device=node.device)
     context = (torch.arange(len(node), device=node.device) << 32).view(-1, 1, 1)
 
     def distinct(ids: Tensor) -> Tensor:
-        """ids [B, S, n], of one context each, as ids of the batch [B S n]; a second copy in a cell is none."""
-        ids, _ = ids.sort(2)
-        ids[..., 1:].masked_fill_(ids[..., 1:] == ids[..., :-1], -1)
-        return torch.where(ids < 0, -1, ids + context).flatten()
+        """ids [B, S, n], of one context each, as ids of the batch [B S, n]; a second copy in a cell is none."""
+        is_copy = (ids.unsqueeze(3) == ids.unsqueeze(2)).tril(-1).any(3)
+        return torch.where(is_copy | (ids < 0), -1, ids + context).flatten(0, 1)
 
     own, node = torch.cat([node.unsqueeze(2), parents], 2), node.unsqueeze(2)  # the row itself and its parents
     node, own, parents, column = map(distinct, (node, own, parents, column.unsqueeze(2)))
-    of_own, of_parents = (cell.repeat_interleave(len(each) // len(cell)) for each in (own, parents))
-    column, order = column.sort()
-    found = {
-        "feature": pairs(node, cell, own, of_own, room),
-        "neighbour": pairs(parents, of_parents, node, cell, room),
-        "column": pairs(column, cell, column, cell, room),
-    }
-    edges = {name: each for name, (each, _) in found.items()}
-    return edges, order, torch.stack([count for _, count in found.values()]).max()
+    keys = dict(zip(MASKS, (node, parents, column), strict=True))
+    queries = dict(zip(MASKS, (own, node, column), strict=True))
+    return {name: csr_of(keys[name], queries[name], room) for name in MASKS}
 
 
 class Masks:
-    """Plans of MASKS, filled in place by each batch on a GPU; on a CPU each batch has plans of its own.
-
-    Attributes:
-        order: cells in order of columns: the rows of the plan "column".
-    """
+    """Plans of MASKS, filled in place by each batch on a GPU; on a CPU each batch has plans of its own."""
 
     def __init__(self, cells: int, room: int, device: str, **options) -> None:
-        """cells: of a batch, B S; room: edges of a mask; options: dtype, head_dim and num_heads of the plans."""
+        """cells: of a batch, B S; room: pairs of a mask; options: dtype, head_dim and num_heads of the plans."""
         self.shape, self.room, self.options = (cells, cells), room, options | {"device": device, "backward": True}
         on_gpu = torch.device(device).type == "cuda"
         self.rooms = {name: PlanRoom(self.shape, room, **self.options) for name in MASKS} if on_gpu else {}
 
     def fill(self, node: Tensor, parents: Tensor, column: Tensor) -> None:
-        edges, self.order, self.most = edges_of(node, parents, column, self.room)
+        found = masks_of(node, parents, column, self.room)
+        self.most = torch.stack([indptr[-1] for indptr, _ in found.values()]).max()
+        if not self.rooms:
+            self.check()
         for name, room in self.rooms.items():
-            room.fill(edges[name])
+            room.fill(found[name])
         self.plans = {name: room.plan for name, room in self.rooms.items()} or {
-            name: plan_attention(each[:, each[0] >= 0], shape=self.shape, **self.options)
-            for name, each in edges.items()
+            name: plan_attention((indptr, indices[: indptr[-1]]), shape=self.shape, **self.options)
+            for name, (indptr, indices) in found.items()
         }
 
     def check(self) -> None:
-        """Wait for the last fill, and raise a ValueError if a mask had no room for all of its edges."""
+        """Wait for the last fill; a ValueError if a mask had no room for its pairs, which a GPU takes for no pairs."""
         if self.most > self.room:
-            raise ValueError(f"room: got {self.room} edges, but a mask has {self.most}; give it that many")
+            raise ValueError(f"room: got {self.room} pairs, but a mask has {self.most}; give it that many")
 
 
 class Attention(nn.Module):
@@ -97,7 +88,7 @@ class Attention(nn.Module):
             self.add_module(name, nn.Linear(width, width, bias=False))
 
     def forward(self, x: Tensor, plan: AttentionPlan | None = None) -> Tensor:
-        """x: [.., width], in the order of the rows of the plan; None: [B, S, width], all cells of a context."""
+        """x: [cells, width]; without a plan [B, S, width], and all cells of a context attend to each other."""
         rows = self.norm(x)
         q, k, v = (layer(rows).unflatten(-1, (self.heads, -1)) for layer in (self.wq, self.wk, self.wv))
         if plan is not None:
@@ -114,9 +105,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, masks: Masks) -> Tensor:
         """x: [B, S, width]."""
         rows = x.flatten(0, 1)
-        by_column = self.attention["column"](rows[masks.order], masks.plans["column"])
-        rows = torch.zeros_like(by_column).index_copy(0, masks.order, by_column)
-        for name in ("feature", "neighbour"):
+        for name in ("column", "feature", "neighbour"):
             rows = self.attention[name](rows, masks.plans[name])
         return self.attention["full"](rows.view_as(x))
 
@@ -141,21 +130,30 @@ def main(count: int, cells: int, steps: int) -> None:
     options = {"dtype": torch.float32, "head_dim": HEAD_DIM, "num_heads": HEADS}
     masks, width = Masks(count * cells, 64 * count * cells, device, **options), HEADS * HEAD_DIM
     model = nn.ModuleList([nn.Linear(2, width), Block(), Block(), nn.Linear(width, 1)]).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in range(1, steps + 1):
-        node, parents, column = (ids.to(device) for ids in contexts(count, cells))
-        masks.fill(node, parents, column)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=device == "cuda")
+    batch = [ids.to(device) for ids in contexts(count, cells)]  # tensors that each step reads
+
+    def step() -> Tensor:
+        node, _, column = batch
+        masks.fill(*batch)
         value = torch.sin(column + 0.1 * node)  # cells of a column are alike
         is_hidden = torch.rand_like(value) < 0.2
         x = model[0](torch.stack([value * ~is_hidden, is_hidden.float()], 2))
         for block in model[1:-1]:
             x = block(x, masks)
-        loss = mse_loss(model[-1](x).squeeze(2)[is_hidden], value[is_hidden])
+        error = mse_loss(model[-1](x).squeeze(2), value, reduction="none")
+        loss = (error * is_hidden).sum() / is_hidden.sum()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        print(f"step {step}: loss {loss:.4f}")
-    masks.check()
+        return loss.detach()
+
+    run = capture_step(step, model, optimiser).replay if device == "cuda" else step
+    for number in range(1, steps + 1):
+        for own, new in zip(batch, contexts(count, cells), strict=True):
+            own.copy_(new)
+        print(f"step {number}: loss {run():.4f}")
+        masks.check()
 
 
 if __name__ == "__main__":

@@ -233,6 +233,25 @@ def test_a_case_has_a_row_of_each_layer_in_every_precision():
     assert not rows_of(found)  # all are known
 
 
+def test_inference_is_a_forward_pass_that_keeps_no_gradients(monkeypatch):
+    outputs = []
+
+    class Watched(fused3s.nn.TransformerConv):
+        def forward(self, *arguments):
+            outputs.append((self.training, super().forward(*arguments)))
+            return outputs[-1][1]
+
+    monkeypatch.setitem(layers.LAYERS, "transformer", ("TransformerConv", Watched))
+    rows = rows_of(bench("whole", "precisions=[float32]", "workloads={whole: {graph: cora, inference: true}}"))
+    assert [(row.region, row.backend, row.status) for row in rows] == [
+        ("forward", "auto", "ok"),
+        ("forward", "pyg", "ok"),
+    ]
+    of_steps = [output for is_training, output in outputs if not is_training]
+    assert sum(output.requires_grad for output in of_steps) == 1  # the check of the first layer's gradients
+    assert len(of_steps) > 6
+
+
 def test_a_whole_graph_keeps_its_edges_and_samples_bring_new_ones():
     for name, plan, blocks in (("cora", "fixed", 3), ("sampled", "rebuilt", 2)):
         found = bench(name)
