@@ -89,11 +89,11 @@ def worst(verdicts: Iterable[str]) -> str:
     return max((verdict for verdict in verdicts if verdict != "-"), key=VERDICTS.index)
 
 
-def over_graphs(holds: pd.Series, of_real: pd.Series, text: str) -> Finding:
-    """On a statement about several cases: the least favourable verdict over all cases and over those of real graphs."""
-    alone = holds[of_real.to_numpy()]
-    on_real = of_all(alone.sum(), len(alone)) if len(alone) else "-"
-    return Finding(worst([of_all(holds.sum(), len(holds)), on_real]), text, real=on_real)
+def over_graphs(found: pd.DataFrame, text: str) -> Finding:
+    """On a statement about several cases, in which it `holds` or not: the least favourable verdict over all cases and
+    over those whose `kind` is real."""
+    on_real = of_all(real(found)["holds"].sum(), len(real(found))) if len(real(found)) else "-"
+    return Finding(worst([of_all(found["holds"].sum(), len(found)), on_real]), text, real=on_real)
 
 
 def describe(found: pd.DataFrame) -> str:
@@ -177,9 +177,9 @@ def _beside(found: pd.DataFrame, paper: pd.Series, limits: Sequence[float]) -> t
     return mean(both["ratio"]), mean(paper[both["dataset"]])
 
 
-def _held(data: Data, cases: Mapping[str, Spec], noise: float = 1.0) -> tuple[pd.Series, pd.Series, list[str]]:
-    """Whether each pair of all cases holds, and whether its graph is real; a text for each case."""
-    holds, of_real, texts = [pd.Series(dtype=bool)], [pd.Series(dtype=bool)], []
+def _held(data: Data, cases: Mapping[str, Spec], noise: float = 1.0) -> tuple[pd.DataFrame, list[str]]:
+    """Whether each pair of all cases `holds`, and the kind of its graph; a text for each case."""
+    every, texts = [pd.DataFrame({"holds": pd.Series(dtype=bool), "kind": ""})], []
     for name, case in cases.items():
         found = quiet(pairs(data, case, noise))
         if found.empty:
@@ -191,27 +191,24 @@ def _held(data: Data, cases: Mapping[str, Spec], noise: float = 1.0) -> tuple[pd
         limit = case["below"] if "below" in case else case["above"]
         limit = bound if limit is None else limit
         kept = ratios < limit if "below" in case else ratios > limit
-        holds.append(kept)
-        of_real.append(found["kind"] == "real")
+        every.append(found.assign(holds=kept)[["holds", "kind"]])
         form = case.get("form", ".2f")
         if len(found) <= 3:
             text = ", ".join(f"{label} {ratio:{form}}" for label, ratio in zip(found["label"], ratios, strict=True))
         else:
             text = f"{kept.sum()} of {len(kept)} ({ratios.min():{form}} to {ratios.max():{form}})"
         texts.append(f"{name}: {text}" + (f" (mean {bound:{form}})" if bound else ""))
-    return pd.concat(holds, ignore_index=True), pd.concat(of_real, ignore_index=True), texts
+    return pd.concat(every, ignore_index=True), texts
 
 
 def judge_holds(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """Every pair of each case has a ratio `above` or `below` a bound; null: the mean, for the graphs in `of`."""
-    kept, of_real, texts = _held(data, spec["cases"], noise)
-    if kept.empty:
-        raise NotRecordedError
-    counted = f"{kept.sum()} of {len(kept)}"
+    found, texts = _held(data, spec["cases"], noise)
+    counted = f"{recorded(found)['holds'].sum()} of {len(found)}"
     ours = "; ".join([counted] * (len(texts) > 1) + texts)
-    finding = over_graphs(kept, of_real, f"{counted} pairs" if spec.get("short") else ours)
+    finding = over_graphs(found, f"{counted} pairs" if spec.get("short") else ours)
     if "codes" in spec and len(codes := _held(data, spec["codes"])[0]):
-        finding = replace(finding, codes=f"{sum(codes)} of {len(codes)} pairs")
+        finding = replace(finding, codes=f"{codes['holds'].sum()} of {len(codes)} pairs")
     if finding.real != "-" or spec.get("sizes"):
         return finding
     return replace(finding, verdict=worst([finding.verdict, PART]), why=SYNTHETIC)
@@ -253,7 +250,7 @@ def judge_small(data: Data, spec: Spec) -> Finding:
     found = recorded(data.pick(spec["where"]).drop_duplicates("data_sha256"))
     sizes = found["nodes"] / found["graphs"]
     text = f"{sizes.min():.0f} to {sizes.max():.0f} nodes on average (n = {len(found)})"
-    return over_graphs(sizes < spec["nodes"], found["kind"] == "real", text)
+    return over_graphs(found.assign(holds=sizes < spec["nodes"]), text)
 
 
 def judge_status(data: Data, spec: Spec) -> Finding:
@@ -330,7 +327,7 @@ def judge_bandwidth(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         f"{name} {some.min():.1%} to {some.max():.1%}" for name, some in (("copies", bandwidth), ("mma.sync", cores))
     ]
     text = f"{', '.join(shares)} (n = {len(memory)}); below half of that of copies on {(bandwidth < 0.5).sum()}"
-    return over_graphs((bandwidth > cores) & (bandwidth >= 0.5), memory["kind"] == "real", text)
+    return over_graphs(memory.assign(holds=(bandwidth > cores) & (bandwidth >= 0.5)), text)
 
 
 def judge_by_width(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
@@ -347,7 +344,7 @@ def judge_by_width(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     if not texts:
         raise NotRecordedError
     every = pd.concat(holds).reset_index(name="holds")
-    finding = over_graphs(every["holds"], every["kind"] == "real", "; ".join(texts))
+    finding = over_graphs(every, "; ".join(texts))
     return replace(finding, verdict=of_all(every["holds"].sum(), len(every)))
 
 
@@ -427,7 +424,8 @@ def judge_tiles(data: Data, spec: Spec, folder: Path) -> Finding:
     wide = table.pivot(index=["dataset", "source"], columns="format", values="density").astype(float)
     found = (wide[spec["denser"]] / wide["BSB"]).reset_index(name="ratio")
     text = f"{found['ratio'].min():.2f} to {found['ratio'].max():.2f} times as dense (n = {len(found)})"
-    return over_graphs(found["ratio"] > 1, found["source"] != "synthetic", text)
+    kinds = found["source"].where(found["source"] == "synthetic", "real")
+    return over_graphs(found.assign(holds=found["ratio"] > 1, kind=kinds), text)
 
 
 def _table_of_sets(folder: Path, name: str) -> pd.DataFrame:
