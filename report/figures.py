@@ -98,7 +98,7 @@ def hero(data: Data, dim: int = 128) -> Figure | None:
     found = quiet(data.pairs(where, of.OURS, best)).sort_values("ratio", ascending=False)
     if found.empty:
         return None
-    others = distinct(data.pick(where | best))["note"]
+    others = distinct(data.pick(where | best | {"device": found["device"].iloc[0]}))["note"]
     lines = []
     for _, graph in found.iterrows():
         text = f"{on.factor(graph['ratio'])} over {on.name(others[graph['data_sha256']])}"
