@@ -18,7 +18,7 @@ from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import byte_row, kernel_case, normal_inputs, refuse_impossible
 from bench.runner import Case, Context, UnsupportedInputsError
-from bench.traffic import gathered_bytes, gathered_columns
+from bench.traffic import gathered_columns
 from common.records import NONE, Row
 from common.timers import time_kernels_by_turns
 from configs.bench import BenchConfig, Shape
@@ -108,13 +108,9 @@ def traffic(case: Case, columns: tuple[int, int], shape: tuple[int, int]) -> dic
         shape: (num_rows, num_cols) of A.
     """
     is_backward = case.region == "backward"
-    rows = 4 * sum(shape) if is_backward else 2 * shape[0]
-    return {
-        "gathered_bytes": gathered_bytes(
-            sum(columns) if is_backward else columns[0], case.shape.width, case.torch_dtype
-        ),
-        "compulsory_bytes": rows * case.shape.width * case.torch_dtype.itemsize,
-    }
+    gathered, rows = (sum(columns), 4 * sum(shape)) if is_backward else (columns[0], 2 * shape[0])
+    row_bytes = case.shape.width * case.torch_dtype.itemsize
+    return {"gathered_bytes": 2 * gathered * row_bytes, "compulsory_bytes": rows * row_bytes}
 
 
 def columns_of_both_passes(pattern: CSRPattern) -> tuple[int, int]:

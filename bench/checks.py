@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from bench.edge_inputs import EdgeInputs
+from fused3s.graph.edges import rows_of_edges
 
-ELEMENTS = 1 << 25  # gathered at a time: 256 MiB in float64
-CHUNK_EDGES, CHUNK_ROWS = 1 << 25, 1 << 20  # of the reference at a time: 256 MiB of scores, 512 MiB of results
-COLUMNS = 64  # of V at a time
+ELEMENTS = 1 << 25  # of the reference, gathered at a time: 256 MiB in float64
 ROWS = 1 << 16  # compared at a time
 # Largest relative error of a row, in norm: about two roundings of E in float16; rounded scores in float32.
 ALLOWED_ERROR = {torch.float16: 2e-3, torch.float32: 1e-4}
@@ -26,9 +25,9 @@ def float64_attention(
 ) -> Tensor:
     """softmax(scale * Q K^T masked by A) V, computed in float64 and rounded to float32 (6e-8).
 
-    Works on one head and some rows at a time: needs about 3 GiB beside the result, more only for a row of over 33
-    million edges. A result of over an eighth of the GPU's memory goes to host memory, since the kernel that it is for
-    needs the GPU's.
+    Works on one head and some rows at a time: needs about 2 GiB beside the result, more only for a row whose keys have
+    over 33 million elements. A result of over an eighth of the GPU's memory goes to host memory, since the kernel that
+    it is for needs the GPU's.
 
     Args:
         query: [num_rows, H, d]; key, value: [num_cols, H, d], any float type.
@@ -40,19 +39,33 @@ def float64_attention(
         query's shape in float32, on the inputs' device or on the CPU; a row without an edge is 0.
     """
     output = torch.empty(query.shape, dtype=torch.float32, device=_place(query))
+    parts = [*row_parts(indptr, max(1, ELEMENTS // query.shape[2]))]
     for head in range(query.shape[1]):
         q, k, v = (tensor[:, head] for tensor in (query, key, value))
-        own, first = None if edges is None else edges.of_head(head), 0
-        while first < len(q):
-            begin = int(indptr[first])
-            last = int(torch.searchsorted(indptr, begin + CHUNK_EDGES, right=True)) - 1
-            last = max(min(last, first + CHUNK_ROWS, len(q)), first + 1)
-            rows, offsets = slice(first, last), indptr[first : last + 1] - begin
-            part = slice(begin, begin + int(offsets[-1]))
-            data = own and own.of_rows(rows, part)
-            output[rows, head] = _rows_attention(q[rows], k, v, offsets, indices[part], scale, data)
-            first = last
+        of_head = (edges or EdgeInputs()).of_head(head)
+        for rows, part in parts:
+            offsets, col = indptr[rows.start : rows.stop + 1] - part.start, indices[part].long()
+            row, data = rows_of_edges(offsets), of_head.of_rows(rows, part)
+            weight = data.scores(q[rows][row].double(), k[col].double(), scale, row, col)
+            maximum = torch.segment_reduce(weight, "max", offsets=offsets, unsafe=True)
+            weight = torch.exp(weight - maximum[row])
+            weight /= torch.segment_reduce(weight, "sum", offsets=offsets, unsafe=True)[row]
+            values = v[col].double()
+            if data.weight is not None:
+                values += data.features.double() @ data.weight[0].double().T
+            result = values.new_zeros(rows.stop - rows.start, values.shape[1])
+            output[rows, head] = result.index_add_(0, row, values.mul_(weight[:, None])).float().to(output.device)
     return output
+
+
+def row_parts(indptr: Tensor, most: int) -> Iterator[tuple[slice, slice]]:
+    """At most so many rows with at most so many edges, or one row, and their edges."""
+    offsets, first = indptr.cpu(), 0
+    while first < len(offsets) - 1:
+        last = int(torch.searchsorted(offsets, offsets[first] + most, right=True)) - 1
+        last = max(min(last, first + most), first + 1)
+        yield slice(first, last), slice(int(offsets[first]), int(offsets[last]))
+        first = last
 
 
 def _place(query: Tensor) -> torch.device:
@@ -61,49 +74,6 @@ def _place(query: Tensor) -> torch.device:
         return query.device
     gpu_bytes = torch.cuda.get_device_properties(query.device).total_memory
     return query.device if 4 * query.numel() <= gpu_bytes // 8 else torch.device("cpu")
-
-
-def _rows_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    scale: float,
-    edges: EdgeInputs | None,
-) -> Tensor:
-    """`float64_attention` of one head and all rows at a time, on the inputs' device."""
-    num_rows, dim = query.shape
-    edges = edges or EdgeInputs()
-
-    def parts(width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Slices of edges with their rows and columns, for arrays of `width` elements per edge."""
-        for first in range(0, indices.numel(), step := max(1, ELEMENTS // width)):
-            part = slice(first, min(first + step, indices.numel()))
-            nth = torch.arange(part.start, part.stop, device=indices.device)
-            yield part, torch.searchsorted(indptr, nth, right=True) - 1, indices[part].long()
-
-    weight = torch.empty(indices.numel(), dtype=torch.float64, device=query.device)
-    for part, row, col in parts(dim):
-        weight[part] = edges.scores(query[row].double(), key[col].double(), scale, part, row, col)
-    maximum = torch.segment_reduce(weight, "max", offsets=indptr, unsafe=True)
-    for part, row, _ in parts(1):
-        weight[part] = torch.exp(weight[part] - maximum[row])
-    total = torch.segment_reduce(weight, "sum", offsets=indptr, unsafe=True)
-    for part, row, _ in parts(1):
-        weight[part] /= total[row]
-
-    output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
-    for first in range(0, dim, COLUMNS):
-        columns = value[:, first : first + COLUMNS]
-        result = torch.zeros(num_rows, columns.shape[1], dtype=torch.float64, device=query.device)
-        for part, row, col in parts(COLUMNS):
-            values = columns[col].double()
-            if edges.weight is not None:
-                values += edges.features[part].double() @ edges.weight[0, first : first + COLUMNS].double().T
-            result.index_add_(0, row, values * weight[part, None])
-        output[:, first : first + COLUMNS] = result
-    return output
 
 
 def row_errors(output: Tensor, expected: Tensor) -> Tensor:

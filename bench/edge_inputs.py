@@ -118,23 +118,23 @@ class EdgeInputs:
         given = (self.bias, self.features, self.types, self.row, self.column)
         return sum(one.nbytes for one in given if one is not None)
 
-    def scores(self, query: Tensor, key: Tensor, scale: float, part: slice, row: Tensor, col: Tensor) -> Tensor:
-        """[n] float64: the scores of some edges of one head, before a maximum is subtracted.
+    def scores(self, query: Tensor, key: Tensor, scale: float, row: Tensor, col: Tensor) -> Tensor:
+        """[n] float64: the scores of the edges of one head, before a maximum is subtracted.
 
         Args:
             query, key: [n, d] float64, of each edge.
-            part, row, col: the edges, their rows and columns.
+            row, col: [n], of each edge.
         """
         if self.type_weight is not None:
-            key = key * self.type_weight[self.types[part].long(), 0].double()
+            key = key * self.type_weight[self.types.long(), 0].double()
         if self.weight is not None:
-            key = key + self.features[part].double() @ self.weight[0].double().T
+            key = key + self.features.double() @ self.weight[0].double().T
         if self.additive_weight is None:
             score = (query * key).sum(1) * scale
         else:
             score = (leaky_relu(query + key, SLOPE) @ self.additive_weight[0].double()) * scale
         if self.bias is not None:
-            score = score + self.bias[part, 0].double()
+            score = score + self.bias[:, 0].double()
         if self.term is None:
             return score
         places = ((self.row, row), (self.column, col))

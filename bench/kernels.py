@@ -30,7 +30,7 @@ from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.gpu_trace import trace_gpu
 from bench.runner import Case, Context, UnsupportedInputsError
-from bench.traffic import compulsory_bytes, gathered_bytes, gathered_columns
+from bench.traffic import gathered_columns
 from common.columns import dtype_name
 from common.records import NONE, Row
 from common.timers import (
@@ -48,7 +48,6 @@ from common.timers import (
 from configs.bench import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape, edge_kind
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edges import canonical_csr, rows_of_edges
-from fused3s.graph.reorder.row_order import RowOrder
 from fused3s.runtime.cuda_graph import CaptureError
 from fused3s.runtime.jit import get_kernel
 
@@ -94,7 +93,7 @@ def measure(context: Context, case: Case) -> list[Row]:
     on_gpu = context.device.type == "cuda"  # the peak of a CPU is of the whole process
     besides = torch.cuda.memory_allocated(context.device) - sum(tensor.nbytes for tensor in inputs) if on_gpu else 0
     given = (case, context.pattern, context.device, context.config.scale_of(case.dim))
-    attention, order = plan(*given, problem.edges) if case.plan == "fixed" else (replan(*given), None)
+    attention = plan(*given, problem.edges) if case.plan == "fixed" else replan(*given)
 
     def run() -> torch.Tensor:
         return attention(*inputs)
@@ -113,19 +112,14 @@ def measure(context: Context, case: Case) -> list[Row]:
     rows.append(context.row(untimed, metric="peak_memory", unit="MiB", **peak, **checked, note=note))
     if context.config.measure == "codes" and on_gpu:
         rows.append(kernel_time_row(context, untimed, run, checked))
-    if order:
-        found = {"order_found": order.method, "status": "unchecked"}
-        note = f"columns {order.columns_before} to {order.columns_after}; once per graph, on the CPU"
-        spread = Spread.of([order.seconds * 1e3])
-        rows.append(context.row(untimed, metric="order_time", **spread.columns(), **found, note=note))
-    columns, width = graph.gathered_columns, case.shape.width
+    columns = graph.gathered_columns
     if case.kv_heads:
         columns = gathered_columns(context.pattern, case.heads // case.kv_heads)
     of_data = problem.edges.to(dtype).bytes_of_values if problem.edges else 0
-    out_dtype = getattr(torch, case.out_dtype)
+    elements, out_dtype = context.pattern.shape[0] * case.shape.width, getattr(torch, case.out_dtype)
     traffic = {
-        "gathered_bytes": gathered_bytes(columns, case.shape.kv_width, dtype),
-        "compulsory_bytes": compulsory_bytes(context.pattern.shape[0], width, dtype, out_dtype) + of_data,
+        "gathered_bytes": 2 * columns * case.shape.kv_width * dtype.itemsize,
+        "compulsory_bytes": elements * (dtype.itemsize + out_dtype.itemsize) + of_data,
     }
     return rows + [byte_row(context, untimed, metric, size) for metric, size in traffic.items()]
 
@@ -269,9 +263,8 @@ def refuse_impossible(case: Case, device: torch.device) -> None:
 
 def plan(
     case: Case, pattern: CSRPattern, device: torch.device, scale: float, edges: EdgeInputs | None = None
-) -> tuple[Attention, RowOrder | None]:
-    """The kernel of a case with its sparse format built and edge data bound to it, and the order of its rows. The first
-    call may compile.
+) -> Attention:
+    """The kernel of a case with its sparse format built and edge data bound to it. The first call may compile.
 
     Raises:
         UnsupportedGraphError: the backend does not take this graph.
@@ -281,7 +274,7 @@ def plan(
         bsb = BSB.from_graph(pattern, device=device)
         instance = paper_instance(case.torch_dtype, out_dtype, case.dim, **SWITCHES[case.variant])
         get_kernel(instance, device.index)
-        return lambda q, k, v: launch(instance, bsb, q, k, v, scale), None
+        return lambda q, k, v: launch(instance, bsb, q, k, v, scale)
     inputs = {"dtype": case.torch_dtype, "head_dim": case.dim, "num_heads": case.heads, "out_dtype": out_dtype}
     inputs |= {"edge_data": True} if edges and edges.is_of_edges else {}
     inputs |= {"num_kv_heads": case.kv_heads} if case.kv_heads else {}
@@ -289,7 +282,7 @@ def plan(
     bound = edges.to(case.torch_dtype).bind(planned) if edges else {}
     if bound and case.backend == ANEMOI:
         REGISTRY[ANEMOI].keep_edge_tensor(bound["edges"])
-    return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=out_dtype, **bound), planned.order
+    return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=out_dtype, **bound)
 
 
 def replan(case: Case, pattern: CSRPattern, device: torch.device, scale: float) -> Attention:
@@ -298,7 +291,7 @@ def replan(case: Case, pattern: CSRPattern, device: torch.device, scale: float) 
     `flex_attention` builds its block mask anew; its compiled kernel, which takes any mask of this shape, stays.
     """
     if case.backend != "flex_attention":
-        return lambda q, k, v: plan(case, pattern, device, scale)[0](q, k, v)
+        return lambda q, k, v: plan(case, pattern, device, scale)(q, k, v)
     out_dtype = getattr(torch, case.out_dtype)
     planned = fused3s.plan_attention(pattern, backend=case.backend, device=device)
 

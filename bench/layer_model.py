@@ -1,45 +1,35 @@
 """The model of `bench.layers` around PyG's layer or ours, a training step of it, and its errors against float64."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bench.checks import largest_row_error
+from bench import checks
 from bench.layer_batches import IGNORED, Block, LayerBatch
 from configs.bench import Shape
 
 EXACT_EDGES = 1 << 22  # of a float64 pass of PyG's layer, whose messages are [edges, heads, columns]
 
 
-@dataclass(frozen=True)
-class Types:
-    """Types of a precision.
+class Types(NamedTuple):
+    """A precision.
 
     Attributes:
-        parameters: of weights and features.
-        inputs: of q, k and v.
+        dtype: of weights, features, q, k and v.
         matmul: `torch.get_float32_matmul_precision()`; TF32 is "high".
     """
 
-    parameters: torch.dtype
-    inputs: torch.dtype
+    name: str
+    dtype: torch.dtype
     matmul: str = "highest"
 
-    @property
-    def autocast(self) -> bool:
-        return self.parameters != self.inputs
 
-
-TYPES = {
-    "float32": Types(torch.float32, torch.float32),
-    "tf32": Types(torch.float32, torch.float32, "high"),
-    "autocast": Types(torch.float32, torch.bfloat16),
-    "bfloat16": Types(torch.bfloat16, torch.bfloat16),
-}
+_ALL = Types("float32", torch.float32), Types("tf32", torch.float32, "high"), Types("bfloat16", torch.bfloat16)
+TYPES = {types.name: types for types in _ALL}
 
 
 def run_layer(layer: nn.Module, x: Tensor, block: Block) -> Tensor:
@@ -86,14 +76,9 @@ def row_parts(block: Block) -> Iterator[tuple[slice, Block]]:
     on such a block gives right rows for these targets."""
     target = block.edge_index[1]
     first_edge = torch.searchsorted(target.contiguous(), torch.arange(block.num_targets + 1, device=target.device))
-    first = 0
-    while first < block.num_targets:
-        last = int(torch.searchsorted(first_edge, first_edge[first] + EXACT_EDGES, right=True)) - 1
-        rows = slice(first, max(last, first + 1))
-        edges = slice(int(first_edge[rows.start]), int(first_edge[rows.stop]))
+    for rows, edges in checks.row_parts(first_edge, EXACT_EDGES):
         attr = None if block.edge_attr is None else block.edge_attr[edges]
         yield rows, replace(block, edge_index=block.edge_index[:, edges], edge_attr=attr)
-        first = rows.stop
 
 
 class TrainingStep:
@@ -103,18 +88,16 @@ class TrainingStep:
         capturable: whether a CUDA graph can capture it.
     """
 
-    def __init__(self, model: LayerModel, types: Types, capturable: bool = False) -> None:
-        self.model, self.types = model, types
+    def __init__(self, model: LayerModel, capturable: bool = False) -> None:
+        self.model = model
         self.device = next(model.parameters()).device
         self.optimiser = torch.optim.AdamW(model.parameters(), fused=True, capturable=capturable)
 
     def __call__(self, batch: LayerBatch) -> Tensor:
         """The model's output before the step, [targets of the last block, columns]."""
         self.optimiser.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.types.autocast):
-            output = self.model(batch)
-            loss = cross_entropy(output.float(), batch.labels, ignore_index=IGNORED)
-        loss.backward()
+        output = self.model(batch)
+        cross_entropy(output.float(), batch.labels, ignore_index=IGNORED).backward()
         self.optimiser.step()
         return output.detach()
 
@@ -122,12 +105,11 @@ class TrainingStep:
 class InferenceStep:
     """Forward pass without gradients."""
 
-    def __init__(self, model: LayerModel, types: Types) -> None:
-        self.model, self.types = model.eval(), types
-        self.device = next(model.parameters()).device
+    def __init__(self, model: LayerModel) -> None:
+        self.model = model.eval()
 
     def __call__(self, batch: LayerBatch) -> Tensor:
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.types.autocast):
+        with torch.no_grad():
             return self.model(batch)
 
 
@@ -143,7 +125,7 @@ class LayerErrors(NamedTuple):
     gradients: float
 
 
-def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, types: Types) -> LayerErrors:
+def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch) -> LayerErrors:
     """Errors of the layer on the first block; of a large block in the first of `row_parts`.
 
     Args:
@@ -157,12 +139,11 @@ def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, ty
     cotangent = torch.zeros(batch.blocks[0].num_targets, batch.x.shape[1])
     cotangent[rows] = torch.randn(cotangent[rows].shape, generator=generator)
     cotangent = cotangent.to(batch.x.device)
-    with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=types.autocast):
-        output = run_layer(layer, batch.x, batch.blocks[0])
+    output = run_layer(layer, batch.x, batch.blocks[0])
     found = _gradients(layer, output, cotangent)
     expected = run_layer(exact, double.x, part)
     right = _gradients(exact, expected, cotangent)
-    of_output = largest_row_error(output.detach()[rows], expected.detach()[rows])
+    of_output = checks.largest_row_error(output.detach()[rows], expected.detach()[rows])
     return LayerErrors(of_output, ((found - right).norm() / right.norm()).item())
 
 

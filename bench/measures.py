@@ -9,7 +9,6 @@ from bench import (
     models,
     parallel,
     peak_rates,
-    plans,
     sm_activity,
     softmax_stability,
 )
@@ -26,7 +25,6 @@ MEASURES = {
     "end_to_end": Measure(models.cases, models.measure, features=True),
     "layers": Measure(layers.cases, layers.measure, begin=layers.begin),
     "doors": Measure(doors.cases, doors.measure, device="any"),
-    "plans": Measure(plans.cases, plans.measure, finished=("ok", "unchecked", "unsupported", "oom")),
     "preprocessing": Measure(format_build.cases, format_build.measure, finished=("unchecked",)),
     "parallel": Measure(parallel.cases, parallel.measure, device="any"),
     "peak_rates": Measure(peak_rates.cases, peak_rates.measure, finished=("ok",)),

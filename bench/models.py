@@ -11,8 +11,8 @@ is kept.
 """
 
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,31 +57,33 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
 def measure(context: Context, case: Case) -> list[Row]:
     shape = Shape(case.heads, case.dim // case.heads)
     width = context.keep("width", shape, lambda: Width(context, shape))
-    planned = context.keep("planned", (shape, case.backend, case.dtype), lambda: Planned(width, case))
+    identity = (shape, case.backend, case.dtype)  # planned when its first case is measured, once the last plan is freed
+    planned = context.keep("planned", identity, lambda: cache(partial(attention_of, width, case)))
     try:
         with torch.inference_mode():
-            planned.width.expected(case.backend)  # in float32, not in TF32
+            width.expected(case.backend)  # in float32, not in TF32, and before a CUDA graph takes its memory
             with matmul_precision("high" if is_tf32(case) else "highest"):
-                return _rows(context, case, planned)
+                return _rows(context, case, width, planned())
     finally:
         if "compiled" in (case.dense, case.launch):
             torch.compiler.reset()  # torch keeps a few versions of what it compiled; no case needs an older one
 
 
-def _rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
+def _rows(context: Context, case: Case, width: "Width", attention: Attention) -> list[Row]:
     captured, device, config = case.launch == "cuda_graph", context.device, context.config
-    model = planned.width.model(case.torch_dtype, planned.reads)
+    dtype = computed_dtype(case)
+    model = width.model(case.torch_dtype, dtype if case.variant == TYPED_PROJECTION else None)
     if case.launch == "compiled":
         with torch.inference_mode(False):  # as for `Width.model`
             model = with_compiled_blocks(model)
-    inputs = planned.width.inputs(model, planned.attention)
-    expected = planned.width.expected(case.backend)  # before a CUDA graph takes its memory
+    inputs = width.inputs(model, attention)
+    expected, checked_by = width.expected(case.backend)
     execution = prepare_execution(model, inputs, backend=case.backend, dense=case.dense, cuda_graph=captured)
     outputs: list[Tensor] = []
     first = pass_times(lambda: outputs.append(execution.run()), device=device, repeats=1)
     logits = outputs.pop().clone()
     rounded = [torch.float16] if is_tf32(case) else []  # TF32 has as many digits
-    agreement = compare(logits, expected.logits, model.dtype, planned.dtype, *rounded)
+    agreement = compare(logits, expected, model.dtype, dtype, *rounded)
     checked: dict[str, Any] = {"status": "ok", "relative_error": agreement.relative}
     if not agreement.passed:
         checked |= {"status": "wrong", "reason": agreement.describe()}
@@ -96,8 +98,8 @@ def _rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
     set_by_host: dict[str, Any] = {}
     how, inside = "", {}
     if case.launch == "eager":
-        forward, attention = time_eager(execution, device=device, repeats=passes, first=first_round)
-        how, inside = f"CUDA events around each call{attention.warning}", attention.columns()
+        forward, of_attention = time_eager(execution, device=device, repeats=passes, first=first_round)
+        how, inside = f"CUDA events around each call{of_attention.warning}", of_attention.columns()
     else:
         forward = time_rounds(lambda: pass_times(execution.run, device=device, repeats=passes), first_round)
     if captured:
@@ -106,7 +108,7 @@ def _rows(context: Context, case: Case, planned: "Planned") -> list[Row]:
         by_graph = context.known.get(key(context.columns(replace(case, launch="cuda_graph"))))
         if by_graph and by_graph.value and forward.spread.median >= HOST_BOUND * by_graph.value:
             set_by_host = {"disturbed": "yes"}
-    rows = [row(f"checked against {expected.backend}{forward.warning}", forward.columns() | set_by_host)]
+    rows = [row(f"checked against {checked_by}{forward.warning}", forward.columns() | set_by_host)]
     if inside:  # inside compiled code there are no marks
         rows.append(row(how, inside | set_by_host, scope="attention"))
     return rows
@@ -121,20 +123,13 @@ def _replays(execution: Execution, device: torch.device, repeats: int) -> dict[s
         return {"status": status, "reason": reason, "relative_error": None}
 
 
-class Expected(NamedTuple):
-    """Logits to compare with, and the attention backend that they come from."""
-
-    logits: Tensor
-    backend: str
-
-
 class Width:
     """The model of one width in every precision, always with the same weights, and its expected output."""
 
     def __init__(self, context: Context, shape: Shape) -> None:
         self.context, self.shape = context, shape
         self._models: dict[tuple[torch.dtype, torch.dtype], GraphTransformer] = {}
-        self._expected: dict[str, Expected] = {}
+        self._expected: dict[str, tuple[Tensor, str]] = {}
 
     @torch.inference_mode(False)  # torch.compile does not take inference tensors as parameters
     def model(self, dtype: torch.dtype, reads: torch.dtype | None = None) -> GraphTransformer:
@@ -176,8 +171,8 @@ class Width:
         inputs = {"dtype": dtype, "head_dim": dim, "num_heads": heads, "out_dtype": written_dtype(dtype, out_dtype)}
         return fused3s.plan_attention(context.pattern, backend=backend, device=context.device, **inputs)
 
-    def expected(self, checked_backend: str) -> Expected:
-        """Logits in float32 by plain modules, with an attention other than `checked_backend`'s."""
+    def expected(self, checked_backend: str) -> tuple[Tensor, str]:
+        """Logits in float32 by plain modules, with an attention other than `checked_backend`'s, and that backend."""
         small = self.context.loaded.meta.num_edges * self.shape.width <= REFERENCE_ELEMENTS
         slow = [name for name in FAST_REFERENCES if name != checked_backend]
         backend = "reference" if small else slow[0]
@@ -185,32 +180,23 @@ class Width:
             model = self.model(torch.float32)
             try:
                 attention = self.plan(backend, torch.float32, torch.float32)
-                self._expected[backend] = Expected(model(self.inputs(model, attention)), backend)
+                self._expected[backend] = model(self.inputs(model, attention)), backend
             except torch.OutOfMemoryError as error:
                 text = f"the reference {backend}, not {checked_backend}, ran out of memory: {error}"
                 raise MemoryError(text) from None
         return self._expected[backend]
 
 
-class Planned:
-    """The attention of one backend for one width, planned when its first case is measured.
+def computed_dtype(case: Case) -> torch.dtype:
+    """Type that the attention of a case computes in."""
+    takes_model = case.variant == TYPED_PROJECTION and case.backend in ANY_TYPE
+    return case.torch_dtype if takes_model else attention_dtype(case.backend, case.torch_dtype)
 
-    Attributes:
-        dtype: the type that it computes in.
-        reads: the type of q, k and v.
-    """
 
-    def __init__(self, width: Width, case: Case) -> None:
-        self.width, self.backend, self.model_dtype = width, case.backend, case.torch_dtype
-        is_typed = case.variant == TYPED_PROJECTION
-        takes_model = is_typed and case.backend in ANY_TYPE
-        self.dtype = case.torch_dtype if takes_model else attention_dtype(case.backend, case.torch_dtype)
-        self.reads = self.dtype if is_typed else case.torch_dtype
-
-    @cached_property
-    def attention(self) -> Attention:
-        plan = self.width.plan(self.backend, self.dtype, self.model_dtype)
-        return plan if self.dtype == self.model_dtype else cast(plan, self.dtype, self.model_dtype)
+def attention_of(width: Width, case: Case) -> Attention:
+    dtype, model_dtype = computed_dtype(case), case.torch_dtype
+    plan = width.plan(case.backend, dtype, model_dtype)
+    return plan if dtype == model_dtype else cast(plan, dtype, model_dtype)
 
 
 def attention_dtype(backend: str, model_dtype: torch.dtype) -> torch.dtype:

@@ -10,13 +10,11 @@ Rank 0 alone reads and divides the graph. Without torchrun the whole graph on on
 Each output is compared with float64 before its time is kept, also that of a CUDA graph.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from rich.text import Text
 from torch import Tensor
@@ -27,7 +25,7 @@ from bench.kernels import normal_inputs
 from bench.runner import Case, Context
 from common import cli
 from common.records import Row
-from common.timers import Spread, time_kernel, time_passes
+from common.timers import time_kernel, time_passes
 from configs.bench import BenchConfig
 from fused3s.runtime.cuda_graph import CaptureError, capture
 from parallel import Group, Part, all_values, gather_rows, on_first_rank, plan_part_attention, scatter
@@ -76,7 +74,9 @@ class Work:
     def whole(self, expected: Tensor) -> Row:
         """The whole graph on this GPU."""
         run = partial(fused3s.plan_attention(self.context.pattern, device=self.device, **self.options), *self.qkv)
-        return self._timed(self.case, run, self._checked(run(), expected))
+        checked = self._checked(run(), expected)
+        spread, timer = time_kernel(run, device=self.device, repeats=self.context.config.repeats)
+        return self.context.row(self.case, **spread.columns(), **checked, note=timer)
 
     def on_ranks(self, part: Part, group: Group, expected: Tensor | None) -> list[Row]:
         """Attention of all ranks, and its exchange; rows on rank 0.
@@ -85,7 +85,8 @@ class Work:
             expected: on rank 0.
         """
         attention = plan_part_attention(part, group, **self.options)
-        q, k, v = (tensor[self._rows(part.rows)] for tensor in self.qkv)
+        rows = torch.from_numpy(part.rows).to(self.device)
+        q, k, v = (tensor[rows] for tensor in self.qkv)
         runs = {
             "none": lambda: attention(q, k, v),
             "exchange": lambda: attention.passes.exchange.start(k, v).wait(),
@@ -109,19 +110,9 @@ class Work:
             spread = time_passes(run, device=self.device, repeats=self.context.config.repeats)
             slowest = max(all_values(group, spread), key=lambda one: one.median)
             if group.is_first:
-                found.append(self._row(own, slowest, "passes", checked, link=group.link))
+                columns = slowest.columns() | checked | {"link": group.link, "note": "passes"}
+                found.append(self.context.row(own, **columns))
         return found
 
     def _checked(self, output: Tensor, expected: Tensor) -> dict[str, Any]:
         return checked_columns(largest_row_error(output, expected), self.dtype)
-
-    def _timed(self, case: Case, run: Callable[[], Any], checked: dict[str, Any]) -> Row:
-        run()
-        spread, timer = time_kernel(run, device=self.device, repeats=self.context.config.repeats)
-        return self._row(case, spread, timer, checked)
-
-    def _row(self, case: Case, spread: Spread, note: str, checked: dict[str, Any], **columns: Any) -> Row:
-        return self.context.row(case, **spread.columns(), **checked, **columns, note=note)
-
-    def _rows(self, ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(ids).to(self.device)

@@ -1,15 +1,14 @@
 """The harness of all benchmarks: a case is a record, a measure gives its rows, and a loop over graphs and cases writes
 them as soon as they are there."""
 
-import fcntl
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from textwrap import shorten
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.table import Table
@@ -312,7 +311,9 @@ def run_bench(
     """
     cli.console.print(Text("\n".join([str(path), *(f"  {name:<10} {value}" for name, value in config.used.items())])))
     environment = provenance(device)
-    print_warnings(environment)
+    if environment.commit == NONE:
+        hint = "no commit is known (not a git checkout): set FUSED3S_COMMIT to COMMIT-clean or COMMIT-dirty"
+        cli.errors.print(Text(f"warning: rows will name no commit; {hint}"))
     before = read_rows(results) if results.exists() and not again and not group else []
     done = finished(before, measure.finished)
     cases = len(measure.cases(config, device))
@@ -377,28 +378,3 @@ def table(rows: list[Row]) -> Table:
     for line in lines:
         found.add_row(*(Text(str(line[name])) for name in shown))
     return found
-
-
-def print_warnings(environment: Provenance) -> None:
-    """Print a line if rows of this environment will not say which code measured them, and if another benchmark of this
-    clone is running."""
-    if _lock() is None:
-        hint = "each makes the times of the other longer"
-        cli.errors.print(Text(f"warning: another benchmark of this clone is running: {hint}"))
-    if environment.commit == NONE:
-        hint = "no commit is known (not a git checkout): set FUSED3S_COMMIT to COMMIT-clean or COMMIT-dirty"
-        cli.errors.print(Text(f"warning: rows will name no commit; {hint}"))
-
-
-@cache  # which keeps the file open until the process ends
-def _lock() -> IO[bytes] | None:
-    """This source file, locked; None if another process has locked it."""
-    source = Path(__file__).open("rb")  # noqa: SIM115
-    try:
-        fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        source.close()
-        return None
-    except OSError:  # some network file systems lock no file that is open for reading: then nothing is known
-        pass
-    return source

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import count, product
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -45,7 +46,6 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference_mode": torch.inference_mode,
     "training": nullcontext,
 }
-LAUNCHES = ("eager", "compiled", "captured")
 # Allowed growth after the first reading, beside one graph in device memory and pinned memory: a leak is a multiple of
 # the steps, noise is not.
 HOST_NOISE = 64 << 20  # bytes of the process: heap arenas, libraries that are loaded late
@@ -86,8 +86,7 @@ class Layer:
     """A layer under test.
 
     Attributes:
-        make: takes `cache` and `add_self_loops`, or neither.
-        options: those that the layer has.
+        make: may take `cache` and `add_self_loops`.
         has_features: whether it takes edge features.
         eager: what a step gives the layer: its edge_index, a plan of it, or the plan of a room.
         compiled: the same, where torch.compile gets another; captured: inside a CUDA graph.
@@ -95,7 +94,6 @@ class Layer:
     """
 
     make: Callable[..., nn.Module]
-    options: tuple[str, ...] = ()
     has_features: bool = False
     eager: str = "edges"
     compiled: str = ""
@@ -104,21 +102,13 @@ class Layer:
     num_heads: int = HEADS
 
 
-_OF_GAT = ("cache", "add_self_loops")
-LAYERS = {
-    "TransformerConv": Layer(functools.partial(TransformerConv, WIDTH, HEAD_DIM, HEADS), ("cache",)),
-    "TransformerConv-edges": Layer(
-        functools.partial(TransformerConv, WIDTH, HEAD_DIM, HEADS, edge_dim=EDGE_DIM), ("cache",), has_features=True
-    ),
-    "GATConv": Layer(functools.partial(GATConv, WIDTH, HEAD_DIM, HEADS), _OF_GAT),
-    "GATConv-edges": Layer(
-        functools.partial(GATConv, WIDTH, HEAD_DIM, HEADS, edge_dim=EDGE_DIM), _OF_GAT, True, captured="edges"
-    ),
-    "GATv2Conv": Layer(functools.partial(GATv2Conv, WIDTH, HEAD_DIM, HEADS), _OF_GAT),
-    "GATv2Conv-edges": Layer(
-        functools.partial(GATv2Conv, WIDTH, HEAD_DIM, HEADS, edge_dim=EDGE_DIM), _OF_GAT, True, captured="edges"
-    ),
-    "AGNNConv": Layer(AGNNConv, _OF_GAT, head_dim=WIDTH, num_heads=1),
+LAYERS: dict[str, Layer] = {}
+for _conv in (TransformerConv, GATConv, GATv2Conv):
+    _make, _captured = functools.partial(_conv, WIDTH, HEAD_DIM, HEADS), "room" if _conv is TransformerConv else "edges"
+    LAYERS[_conv.__name__] = Layer(_make)
+    LAYERS[f"{_conv.__name__}-edges"] = Layer(functools.partial(_make, edge_dim=EDGE_DIM), True, captured=_captured)
+LAYERS |= {
+    "AGNNConv": Layer(AGNNConv, head_dim=WIDTH, num_heads=1),
     "SparseMHA": Layer(Heads, eager="plan"),
     "sparse_attention": Layer(Attention, compiled="plan", captured="edges"),
     "PlanRoom": Layer(Attention, eager="room"),
@@ -240,7 +230,7 @@ def read_memory(steps: int, device: torch.device) -> Memory:
     else:
         allocated = held_bytes()
     host, objects = psutil.Process().memory_info().rss, len(gc.get_objects())
-    return Memory(steps, allocated, host, pinned, objects, sum(cache_entries().values()))
+    return Memory(steps, allocated, host, pinned, objects, cache_entries())
 
 
 def held_bytes() -> int:
@@ -253,12 +243,12 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-def cache_entries() -> dict[str, int]:
-    """Entries of the containers that each module of the package holds, by its name. A cache of `lru_cache` with a bound
-    is left out: it fills up."""
+def cache_entries() -> int:
+    """Entries of the containers that the modules of the package hold. A cache of `lru_cache` with a bound is left out:
+    it fills up."""
     seen: set[int] = set()
-    modules = [(name, module) for name, module in [*sys.modules.items()] if _is_ours(name)]
-    return {name: sum(_entries(each, seen) for each in [*vars(module).values()]) for name, module in modules}
+    modules = [module for name, module in [*sys.modules.items()] if _is_ours(name)]
+    return sum(_entries(each, seen) for module in modules for each in [*vars(module).values()])
 
 
 def _is_ours(module: str) -> bool:
@@ -296,7 +286,8 @@ def make_step(case: SoakCase, device: torch.device, make: Callable[..., nn.Modul
     """A function that runs a step of a case; `make`: another maker of the layer."""
     layer, captured, training = LAYERS[case.layer], case.launch == "captured", case.mode == "training"
     given = {"cache": not captured, "add_self_loops": not captured}  # loops are found by a wait for the GPU
-    model = (make or layer.make)(**{name: given[name] for name in layer.options}).to(device)
+    taken = given.keys() & signature(layer.make).parameters.keys()
+    model = (make or layer.make)(**{name: given[name] for name in taken}).to(device)
     x = torch.randn(NODES, WIDTH, device=device)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     form = layer.captured if captured else (case.launch == "compiled" and layer.compiled) or layer.eager

@@ -158,23 +158,20 @@ def begin(context: Context) -> None:
 
 def measure(context: Context, case: Case) -> list[Row]:
     """relative_error: median and percentiles over the finite rows of O, whose number is `repeats`; the column
-    `relative_error` holds the maximum. share_not_finite: of all rows."""
+    `relative_error` holds the maximum."""
     family = (case.scores, case.score_range)
     scores = context.keep("scores", family, lambda: Scores(*family, context.device))
     output = _output(case, scores)
-    finite = output.isfinite().all(1)
-    errors = row_errors(output, scores.expected)[finite].tolist()
-    share = Spread.of([1 - finite.double().mean().item()])
-    others = [context.row(case, metric="share_not_finite", **share.columns(), status="unchecked")]
+    errors = row_errors(output, scores.expected)[output.isfinite().all(1)].tolist()
     if not errors:
-        return [context.row(case, status="error", reason="no row of the output is finite"), *others]
+        return [context.row(case, status="error", reason="no row of the output is finite")]
     check = {"status": "ok"}
     if len(errors) < scores.num_rows:
         bad = scores.num_rows - len(errors)
         check = {"status": "wrong", "reason": f"{bad} of {scores.num_rows} rows are not finite"}
     elif max(errors) > LOST:
         check = {"status": "wrong", "reason": f"a row is off by {max(errors):.2g} of its norm"}
-    return [context.row(case, **Spread.of(errors).columns(), **check, relative_error=max(errors)), *others]
+    return [context.row(case, **Spread.of(errors).columns(), **check, relative_error=max(errors))]
 
 
 def _output(case: Case, scores: Scores) -> torch.Tensor:

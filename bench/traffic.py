@@ -40,11 +40,3 @@ def _each_row_repeated(pattern: CSRPattern, times: int) -> CSRPattern:
     row = rows_of_edges(indptr)
     place = torch.arange(len(row), device=row.device) - indptr[row] + pattern.indptr[row // times]
     return CSRPattern(indptr, pattern.indices[place], (len(counts), pattern.shape[1]))
-
-
-def gathered_bytes(columns: int, dim: int, dtype: torch.dtype) -> int:
-    return 2 * columns * dim * dtype.itemsize
-
-
-def compulsory_bytes(num_rows: int, dim: int, dtype: torch.dtype, out_dtype: torch.dtype) -> int:
-    return num_rows * dim * (dtype.itemsize + out_dtype.itemsize)

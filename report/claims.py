@@ -7,7 +7,7 @@ needs.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from math import ceil
 from operator import or_
 from pathlib import Path
@@ -16,23 +16,10 @@ from typing import Any
 import pandas as pd
 
 from configs.suite import PAPER
-from report import selections
+from report import selections, verdicts
 from report.engine import Data, markdown
 from report.rows import read_yaml
-from report.verdicts import (
-    HALF_WAY,
-    IN_TABLES,
-    MISSING,
-    NEAR,
-    NO,
-    NOISE,
-    PART,
-    PREDICATES,
-    VERDICTS,
-    YES,
-    Finding,
-    judge_summary,
-)
+from report.verdicts import HALF_WAY, MISSING, NEAR, NO, NOISE, PART, PREDICATES, VERDICTS, YES, Finding
 
 OURS = {YES: "holds", PART: "holds in part", NO: "does not hold", MISSING: MISSING}  # of statements not of the paper
 HEAD = """# The paper's claims
@@ -62,25 +49,26 @@ measures them where they are installed. {provenance}.
 
 
 def sections() -> list[dict[str, Any]]:
-    """The sections of claims.yaml; a claim with `each` is repeated for each of its values, which replace $0, $1, ...,
-    and `use` stands for selections of `report.selections`."""
+    """The sections of claims.yaml. A claim with `each` is repeated for each of its values, which replace $0, $1, ...;
+    cases with `each` (names, or values by name) are `$` with its values; `use` stands for selections of
+    `report.selections`."""
     found = read_yaml("claims.yaml")["sections"]
     return [
-        {**section, "claims": [_filled(one, values) for one in section["claims"] for values in one.get("each", [[]])]}
+        {**section, "claims": [_filled(one, given) for one in section["claims"] for given in one.get("each", [[]])]}
         for section in found
     ]
 
 
-def _filled(part: Any, values: Sequence[Any]) -> Any:
+def _filled(part: Any, given: Sequence[Any]) -> Any:
     if isinstance(part, Mapping):
-        used = [getattr(selections, name) for name in part.get("use", ())]
-        own = {key: _filled(value, values) for key, value in part.items() if key not in ("use", "each")}
-        return reduce(or_, [*used, own])
+        own = {name: _filled(value, given) for name, value in part.items() if name not in ("use", "each", "$")}
+        if "$" in part:
+            names = part["each"] if isinstance(part["each"], Mapping) else {name: name for name in part["each"]}
+            return own | {name: _filled(part["$"], [*given, value]) for name, value in names.items()}
+        return reduce(or_, [*(getattr(selections, name) for name in _filled(part.get("use", []), given)), own])
     if isinstance(part, list):
-        return [_filled(value, values) for value in part]
-    if not isinstance(part, str):
-        return part
-    for nth, value in enumerate(values):
+        return [_filled(value, given) for value in part]
+    for nth, value in enumerate(given if isinstance(part, str) else ()):
         if part == f"${nth}":
             return value
         part = part.replace(f"${nth}", str(value))
@@ -89,18 +77,16 @@ def _filled(part: Any, values: Sequence[Any]) -> Any:
 
 def judged(data: Data, results: Path) -> dict[str, Finding]:
     """The finding on each claim with a predicate, by what it says."""
-    kinds = dict(PREDICATES)
-    kinds |= {name: partial(judge, folder=results / "datasets") for name, judge in IN_TABLES.items()}
     claims = [claim for section in sections() for claim in section["claims"]]
     findings: dict[str, Finding] = {}
     for claim in claims:
-        if kind := next((kind for kind in kinds if kind in claim), None):
-            findings[claim["says"]] = kinds[kind](data, claim[kind])
+        if kind := next((kind for kind in PREDICATES if kind in claim), None):
+            findings[claim["says"]] = verdicts.judged(kind, data, claim[kind], results / "datasets")
         if claim.get("stand_in"):
             findings[claim["says"]] = replace(findings[claim["says"]], verdict=MISSING, real="-", means=())
     for claim in claims:
         if "summary" in claim:
-            findings[claim["says"]] = judge_summary(data, claim["summary"], findings)
+            findings[claim["says"]] = verdicts.judge_summary(data, claim["summary"], findings)
     return findings
 
 

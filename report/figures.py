@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from report import drawing as on
 from report import selections as of
-from report.charts import by_edges, distinct, gains, learning, line, ratios, sm_times, times
-from report.engine import DISTURBED, Data, Where, by_graph, mean, quiet, real
+from report.charts import distinct, gains, line, ratios, times
+from report.engine import COUNTED, DISTURBED, Data, Where, by_graph, mean, quiet, real
 from report.published import captions, scores
 
 Make = Callable[..., Figure | None]
+SCORES = {"balanced_accuracy": "balanced accuracy", "rocauc": "ROC-AUC", "mae": "MAE", "rmse": "RMSE"}
 
 
 class Entry(NamedTuple):
@@ -182,11 +184,36 @@ def fig6_batched(data: Data, dim: int = 128) -> Figure | None:
 )
 def fig7_sm_activity(data: Data) -> Figure | None:
     """Bars of the active time of each SM over the longest one, on Pubmed and Reddit, without and with reordering."""
-    where = {"bench": "sm_active", "group": {"not": ["twin"]}, "metric": "sm_active_time", "out_dtype": "float32"}
-    where |= {"dtype": "float16", "dim": 128}
-    of_paper = {"bench": "published", "metric": "sm_active_share", "device": "A30"}
+    where = {"bench": "sm_active", "group": {"not": ["twin"]}, "dtype": "float16", "out_dtype": "float32", "dim": 128}
+    active = data.pick(where | {"metric": "sm_active_time"})
+    if active.empty:
+        return None
+    device, share = active["device"].iloc[0], {"metric": "sm_active_share"}
+    of_paper = {"bench": "published", "device": "A30"} | share
+    sides = where | share | {"device": device}, of_paper
+    shares, published = (data.pick(side).set_index(["dataset", "series"])["value"] for side in sides)
+    rows = active.drop_duplicates("dataset").set_index("dataset")
+    rows = rows.loc[rows.index.isin(["reddit", "pubmed"])].sort_values("nnz")
+    drawn, grid = on.new_figure(1.6 * len(rows), len(rows), 2, sharex=True, sharey=True)
     bars = {"F3S_splitC": "not reordered", "F3S_reorderRW": "reordered"}
-    return sm_times(data, where, of_paper, ["reddit", "pubmed"], bars)
+    found = []
+    for axes_of, graph in zip(grid, rows.itertuples(), strict=True):
+        for axes, (series, label) in zip(axes_of, bars.items(), strict=True):
+            of_sm = active[(active["dataset"] == graph.Index) & (active["series"] == series)]
+            longest = of_sm["value"].max()
+            axes.bar(of_sm["sm"], of_sm["value"] / longest, 1, color=on.colour(series))
+            axes.axhline(of_sm["value"].mean() / longest, color="black", linewidth=1, linestyle="--")
+            ours, paper = shares[graph.Index, series], published[graph.Index, series]
+            axes.set_title(f"{graph.label}, {label}: {ours:.2f} (paper: {paper:.2f})")
+            axes.grid(axis="x", visible=False)
+            axes.margins(x=0.01)
+        axes_of[0].set_ylabel("active time / longest")
+        found.append(f"{' to '.join(f'{shares[graph.Index, series]:.2f}' for series in bars)} on {graph.Index}")
+    for axes in grid[-1]:
+        axes.set_xlabel(f"SM of {device}")
+    title = "Figure 7: reordering balances the SMs, mean over longest active time"
+    drawn.suptitle(f"{title} {' and '.join(found)}")
+    return drawn
 
 
 MODELS = {"csr_unfused": "cuSPARSE,\nfor DGL", "dfgnn_tiling": "DF-GNN\ntiling", "dfgnn_hyper": "DF-GNN\nhyper"}
@@ -313,8 +340,27 @@ def scale(data: Data) -> Figure | None:
     panels = {"time of a step, ms": (of.TIME, 1), "peak memory, GiB": ({"metric": "peak_memory"}, 2**-10)}
     sides = [series[name][-1] for name in ("fused3s.nn", "compiled PyG")]
     both = [data.pairs(where | panel, *sides, ["data_sha256"]) for panel, _ in panels.values()]
-    if not (drawn := by_edges(data, where, panels, series)) or not all(map(len, both)):
+    if not all(map(len, both)):
         return None
+    drawn, (grid,) = on.new_figure(3.0, 1, len(panels))
+    for axes, (title, (panel, scaled)) in zip(grid, panels.items(), strict=True):
+        for name, (colour, style, selection) in series.items():
+            found = data.pick(where | panel | selection).sort_values("nnz")
+            good = found[found["status"].isin(COUNTED)]
+            if good.empty:
+                return None
+            values = good["value"] * scaled
+            axes.plot(good["nnz"], values, style, marker="o", color=colour)
+            last = data.pick(where | of.TIME | selection).sort_values("nnz").iloc[-1]
+            text = f"{name}\n{values.iloc[-1]:.3g}" + ", then fails" * (last["status"] not in COUNTED)
+            at = good["nnz"].iloc[-1], values.iloc[-1]
+            axes.annotate(text, at, (6, 0), textcoords="offset points", color=colour, size=7.5, va="center")
+        axes.set(xscale="log", yscale="log", xlabel="edges")
+        axes.set_title(title)
+        axes.grid(visible=True, axis="both")
+        axes.set_xlim(right=axes.get_xlim()[1] * 4)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: on.edges(value)))
+        on.log_axis(axes.yaxis)
     (time, memory), largest = (rows.iloc[-1] for rows in both), on.edges(both[0].iloc[-1]["nnz"])
     ours = f"{on.milliseconds(time['value'])} and {memory['value'] / 2**10:.3g} GiB"
     pyg = f"{on.milliseconds(time['theirs'])} and {memory['theirs'] / 2**10:.3g} GiB"
@@ -331,5 +377,38 @@ def learning_curves(data: Data) -> Figure | None:
     """For each data set a line of the validation score by epoch, with lines at our mean test score and at a published
     one."""
     names = ("accuracy", "balanced_accuracy", "f1", "rocauc", "ap", "mae", "rmse")
-    where = {"bench": "train", "metric": [f"valid_{score}" for score in names], "epoch": {"least": 1}}
-    return learning(data, where, scores())
+    rows = data.pick({"bench": "train", "metric": [f"valid_{score}" for score in names], "epoch": {"least": 1}})
+    rows, published = rows[rows["status"].isin(COUNTED)], scores()
+    model = ["label", "blocks", "dim", "recipe", "backend", "dtype"]
+    panels = [*rows.groupby([*model, "metric"])]
+    if not panels:
+        return None
+    columns = min(4, len(panels))
+    shape = -(-len(panels) // columns), columns
+    drawn, grid = on.new_figure(1.9 * shape[0], *shape)
+    found_scores = []
+    for axes, ((*one, metric), found) in zip(on.first_axes(grid, len(panels)), panels, strict=True):
+        score = metric.removeprefix("valid_")
+        found = found.sort_values("epoch")
+        axes.plot(found["epoch"], found["value"], color=on.OURS)
+        axes.fill_between(found["epoch"], found["p10"], found["p90"], color=on.OURS, alpha=0.2, linewidth=0)
+        same = dict(zip(model, one, strict=True)) | {"bench": "train", "metric": f"test_{score}", "region": "none"}
+        tests = data.pick(same | {"device": found["device"].iloc[0]})["value"]
+        others = published[(published["dataset"] == found["dataset"].iloc[0]) & (published["metric"] == score)]
+        sides = [("test", score_of, on.PAPER, "--") for score_of in [tests.mean()] * bool(len(tests))]
+        sides += [(other.model, other.score, on.PEOPLE, ":") for other in others.itertuples()]
+        falls = found["value"].iloc[-1] < found["value"].iloc[0]  # then the corner above the curve is empty
+        for nth, (words, value, colour, style) in enumerate(sides):
+            axes.axhline(value, color=colour, linestyle=style, linewidth=1.2)
+            place = 0.9 - 0.1 * nth if falls else 0.04 + 0.1 * (len(sides) - 1 - nth)
+            axes.text(0.98, place, f"{words} {value:.3f}", color=colour, transform=axes.transAxes, ha="right")
+        if len(sides) > 1:
+            found_scores.append(f"{one[0]} {sides[0][1]:.3f} ({sides[1][0]} {sides[1][1]:.3f})")
+        unit = "" if found["unit"].iloc[0] == "1" else f", {found['unit'].iloc[0]}"
+        axes.set_title(f"{one[0]}\n{SCORES.get(score, score)}{unit}")
+        axes.margins(x=0.02)
+    for axes in grid[-1]:
+        axes.set_xlabel("epoch")
+    beside = f", beside published ones: {', '.join(found_scores)}" if found_scores else ""
+    drawn.suptitle(f"Test scores of {len(panels)} trained models{beside}")
+    return drawn

@@ -1,7 +1,8 @@
 """Verdicts on claims: the predicates that claims.yaml names, each computed from recorded rows at every call."""
 
+import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import log
@@ -48,6 +49,17 @@ OPTIONS = ("by", "across")  # of `Data.pairs`
 NOT_RECORDED = Finding(MISSING, why="The rows are not recorded.")
 
 
+class NotRecordedError(Exception):
+    """Rows of a claim are missing."""
+
+
+def recorded(rows: pd.DataFrame) -> pd.DataFrame:
+    """`rows`, or a NotRecordedError if there are none."""
+    if rows.empty:
+        raise NotRecordedError
+    return rows
+
+
 def pairs(data: Data, case: Spec, noise: float = 1.0) -> pd.DataFrame:
     """The pairs of a case, whose ratio is `times` theirs over ours, and `noise`, which memory has not."""
     where = {name: value for name, value in case.items() if name not in RULES + OPTIONS}
@@ -77,10 +89,11 @@ def worst(verdicts: Iterable[str]) -> str:
     return max((verdict for verdict in verdicts if verdict != "-"), key=VERDICTS.index)
 
 
-def over_all_and_real(holds: pd.Series, of_real: pd.Series) -> tuple[str, str]:
-    """Verdicts on a statement over all cases, and over those of real graphs; "-" if there are none of these."""
-    alone = holds[of_real.to_numpy()]
-    return of_all(holds.sum(), len(holds)), of_all(alone.sum(), len(alone)) if len(alone) else "-"
+def over_graphs(found: pd.DataFrame, text: str) -> Finding:
+    """On a statement about several cases, in which it `holds` or not: the least favourable verdict over all cases and
+    over those whose `kind` is real."""
+    on_real = of_all(real(found)["holds"].sum(), len(real(found))) if len(real(found)) else "-"
+    return Finding(worst([of_all(found["holds"].sum(), len(found)), on_real]), text, real=on_real)
 
 
 def describe(found: pd.DataFrame) -> str:
@@ -135,7 +148,7 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         published = f"; on the paper's graphs here, published: {'; '.join(both)}{_ranks(some[0], paper)}"
         texts.append(text + published * bool(both))
     if not texts:
-        return NOT_RECORDED
+        raise NotRecordedError
     told = {name: pairs(data, case) for name, case in beside.items()}
     texts += [f"{name}: {describe(found)}" for name, found in told.items() if not quiet(found).empty]
     codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()
@@ -164,9 +177,9 @@ def _beside(found: pd.DataFrame, paper: pd.Series, limits: Sequence[float]) -> t
     return mean(both["ratio"]), mean(paper[both["dataset"]])
 
 
-def _held(data: Data, cases: Mapping[str, Spec], noise: float = 1.0) -> tuple[pd.Series, pd.Series, list[str]]:
-    """Whether each pair of all cases holds, and whether its graph is real; a text for each case."""
-    holds, of_real, texts = [pd.Series(dtype=bool)], [pd.Series(dtype=bool)], []
+def _held(data: Data, cases: Mapping[str, Spec], noise: float = 1.0) -> tuple[pd.DataFrame, list[str]]:
+    """Whether each pair of all cases `holds`, and the kind of its graph; a text for each case."""
+    every, texts = [pd.DataFrame({"holds": pd.Series(dtype=bool), "kind": ""})], []
     for name, case in cases.items():
         found = quiet(pairs(data, case, noise))
         if found.empty:
@@ -178,33 +191,27 @@ def _held(data: Data, cases: Mapping[str, Spec], noise: float = 1.0) -> tuple[pd
         limit = case["below"] if "below" in case else case["above"]
         limit = bound if limit is None else limit
         kept = ratios < limit if "below" in case else ratios > limit
-        holds.append(kept)
-        of_real.append(found["kind"] == "real")
+        every.append(found.assign(holds=kept)[["holds", "kind"]])
         form = case.get("form", ".2f")
         if len(found) <= 3:
             text = ", ".join(f"{label} {ratio:{form}}" for label, ratio in zip(found["label"], ratios, strict=True))
         else:
             text = f"{kept.sum()} of {len(kept)} ({ratios.min():{form}} to {ratios.max():{form}})"
         texts.append(f"{name}: {text}" + (f" (mean {bound:{form}})" if bound else ""))
-    return pd.concat(holds, ignore_index=True), pd.concat(of_real, ignore_index=True), texts
+    return pd.concat(every, ignore_index=True), texts
 
 
 def judge_holds(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """Every pair of each case has a ratio `above` or `below` a bound; null: the mean, for the graphs in `of`."""
-    kept, of_real, texts = _held(data, spec["cases"], noise)
-    if kept.empty:
-        return NOT_RECORDED
-    holds, total = kept.sum(), len(kept)
-    verdict, on_real = over_all_and_real(kept, of_real)
-    verdict = worst([verdict, on_real])
-    codes = _held(data, spec["codes"])[0] if "codes" in spec else []
-    ours = f"{holds} of {total}; {'; '.join(texts)}" if len(texts) > 1 and not spec.get("short") else "; ".join(texts)
-    finding = Finding(verdict, f"{holds} of {total} pairs" if spec.get("short") else ours)
-    if len(codes):
-        finding = replace(finding, codes=f"{sum(codes)} of {len(codes)} pairs")
-    if on_real != "-" or spec.get("sizes"):
-        return replace(finding, real=on_real)
-    return replace(finding, verdict=worst([verdict, PART]), why=SYNTHETIC)
+    found, texts = _held(data, spec["cases"], noise)
+    counted = f"{recorded(found)['holds'].sum()} of {len(found)}"
+    ours = "; ".join([counted] * (len(texts) > 1) + texts)
+    finding = over_graphs(found, f"{counted} pairs" if spec.get("short") else ours)
+    if "codes" in spec and len(codes := _held(data, spec["codes"])[0]):
+        finding = replace(finding, codes=f"{codes['holds'].sum()} of {len(codes)} pairs")
+    if finding.real != "-" or spec.get("sizes"):
+        return finding
+    return replace(finding, verdict=worst([finding.verdict, PART]), why=SYNTHETIC)
 
 
 def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
@@ -213,9 +220,7 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     Cases that have pairs of the same `same` columns in common are compared on those alone. `least`: graphs of a
     mean, by default one.
     """
-    found = {name: quiet(pairs(data, case)) for name, case in spec["cases"].items()}
-    if any(rows.empty for rows in found.values()):
-        return NOT_RECORDED
+    found = {name: recorded(quiet(pairs(data, case))) for name, case in spec["cases"].items()}
     if same := spec.get("same"):
         keys = [rows.set_index(same).index for rows in found.values()]
         common = reduce(pd.Index.intersection, keys)
@@ -231,7 +236,7 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         form = spec.get("form", ".2f")
         texts.append(", ".join(f"{kind}{name} {value:{form}} (n = {len(some[name])})" for name, value in means.items()))
     if not verdicts:
-        return NOT_RECORDED
+        raise NotRecordedError
     codes = {name: quiet(pairs(data, case)) for name, case in spec.get("codes", {}).items()}
     theirs = [f"{name} {mean(rows['ratio']):.2f} (n = {len(rows)})" for name, rows in codes.items() if len(rows)]
     finding = Finding(worst(verdicts), "; ".join(texts), ", ".join(theirs) or "-")
@@ -242,13 +247,10 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
 
 def judge_small(data: Data, spec: Spec) -> Finding:
     """The graphs of each batch have fewer than `nodes` nodes on average."""
-    found = data.pick(spec["where"]).drop_duplicates("data_sha256")
+    found = recorded(data.pick(spec["where"]).drop_duplicates("data_sha256"))
     sizes = found["nodes"] / found["graphs"]
-    if found.empty:
-        return NOT_RECORDED
     text = f"{sizes.min():.0f} to {sizes.max():.0f} nodes on average (n = {len(found)})"
-    verdict, on_real = over_all_and_real(sizes < spec["nodes"], found["kind"] == "real")
-    return Finding(verdict, text, real=on_real)
+    return over_graphs(found.assign(holds=sizes < spec["nodes"]), text)
 
 
 def judge_status(data: Data, spec: Spec) -> Finding:
@@ -260,7 +262,7 @@ def judge_status(data: Data, spec: Spec) -> Finding:
         holds += bool(statuses) and bool(failed) == case.get("fails", False)
         texts.append(f"{name}: {', '.join(sorted(failed)) or ('runs' if statuses else 'not measured')}")
     if all(text.endswith("not measured") for text in texts):
-        return NOT_RECORDED
+        raise NotRecordedError
     return Finding(of_all(holds, len(texts)), "; ".join(texts))
 
 
@@ -275,7 +277,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
         need = found[found["status"] == "ok"].groupby("series")["value"].max() / 1024
         fits = need.index[need <= spec["gib"]]
         if spec["subject"] not in need:
-            return NOT_RECORDED
+            raise NotRecordedError
         holds += {*fits} == {spec["subject"]}
         texts.append(f"{dataset}: {', '.join(f'{name} {value:.1f}' for name, value in need.sort_values().items())} GiB")
     finding = Finding(of_all(holds, len(texts)), "; ".join(texts))
@@ -291,9 +293,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
 
 def judge_error(data: Data, spec: Spec) -> Finding:
     """The largest relative error of a row is below `below`, and no output is wrong."""
-    found = data.pick(spec["where"]).dropna(subset="relative_error")
-    if found.empty:
-        return NOT_RECORDED
+    found = recorded(data.pick(spec["where"]).dropna(subset="relative_error"))
     largest = found["relative_error"].max()
     good = largest < spec["below"] and (found["status"] == "ok").all()
     return Finding(YES if good else NO, f"worst row {largest:.1e} of {len(found)} outputs")
@@ -305,7 +305,7 @@ def judge_balance(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     ours = data.pick(where | {"status": "ok", "out_dtype": "float32"})
     shares = ours.set_index("series")["value"]
     if not {"F3S_splitC", "F3S_reorderRW"} <= {*shares.index}:
-        return NOT_RECORDED
+        raise NotRecordedError
     before, after = shares["F3S_splitC"], shares["F3S_reorderRW"]
     risen = after * noise > before
     verdict = YES if risen and after * noise > 0.9 else PART if risen else NO
@@ -316,22 +316,18 @@ def judge_balance(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
 
 def judge_bandwidth(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """The kernel uses a larger share of the rate of copies than of that of the tensor cores, on every graph."""
-    memory = data.measured({**spec["where"], "metric": "tb_per_s"})
+    memory = recorded(data.measured({**spec["where"], "metric": "tb_per_s"}))
     tensor = data.measured({**spec["where"], "metric": "tflop_per_s"})
-    if memory.empty or "peak_rates" not in data.benches:
-        return NOT_RECORDED
-    device = memory["device"].iloc[0]
-    peaks = data.benches["peak_rates"].query("status == 'ok' and device == @device", local_dict={"device": device})
+    peaks = data.pick({"bench": "peak_rates", "status": "ok", "device": memory["device"].iloc[0]})
     rates = (peaks["work"] / peaks["value"] / 1e9).groupby(peaks["backend"]).max()  # TB/s, TFLOP/s
     if not {"copy", "mma"} <= {*rates.index}:
-        return NOT_RECORDED
+        raise NotRecordedError
     bandwidth, cores = noise * memory["value"] / rates["copy"], tensor["value"] / rates["mma"]
     shares = [
         f"{name} {some.min():.1%} to {some.max():.1%}" for name, some in (("copies", bandwidth), ("mma.sync", cores))
     ]
     text = f"{', '.join(shares)} (n = {len(memory)}); below half of that of copies on {(bandwidth < 0.5).sum()}"
-    verdicts = over_all_and_real((bandwidth > cores) & (bandwidth >= 0.5), memory["kind"] == "real")
-    return Finding(worst(verdicts), text, real=verdicts[1])
+    return over_graphs(memory.assign(holds=(bandwidth > cores) & (bandwidth >= 0.5)), text)
 
 
 def judge_by_width(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
@@ -346,10 +342,10 @@ def judge_by_width(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         medians = f"{shares.iloc[:, 0].median():.0%} to {shares.iloc[:, -1].median():.0%}"
         texts.append(f"{name}: {medians}, not falling on {kept.sum()} of {len(kept)}")
     if not texts:
-        return NOT_RECORDED
+        raise NotRecordedError
     every = pd.concat(holds).reset_index(name="holds")
-    verdict, on_real = over_all_and_real(every["holds"], every["kind"] == "real")
-    return Finding(verdict, "; ".join(texts), real=on_real)
+    finding = over_graphs(every, "; ".join(texts))
+    return replace(finding, verdict=of_all(every["holds"].sum(), len(every)))
 
 
 def judge_overflow(data: Data, spec: Spec) -> Finding:
@@ -357,11 +353,9 @@ def judge_overflow(data: Data, spec: Spec) -> Finding:
     where = EMULATED | {"variant": "naive", "scores": "spread"}
     texts, holds = [], 0
     for dtype, threshold in spec["thresholds"].items():
-        found = data.pick(where | {"dtype": dtype})
+        found = recorded(data.pick(where | {"dtype": dtype}))
         lost = found.loc[found["status"] != "ok", "score_range"].min()
         fine = found.loc[(found["status"] == "ok") & ~(found["score_range"] >= lost), "score_range"].max()
-        if found.empty:
-            return NOT_RECORDED
         texts.append(f"{dtype}: all rows finite up to {fine:g}, some not from {lost:g}")
         holds += bool(threshold - 1 <= fine <= 1.5 * threshold and threshold <= lost <= 1.5 * threshold)
     return Finding(of_all(holds, len(texts)), "; ".join(texts))
@@ -369,9 +363,7 @@ def judge_overflow(data: Data, spec: Spec) -> Finding:
 
 def judge_losses(data: Data, spec: Spec) -> Finding:
     """`loser` loses rows at some range of scores, and no other kernel does."""
-    found = data.pick({"bench": "stability", "metric": "relative_error", "backend": {"not": ["emulated"]}})
-    if found.empty:
-        return NOT_RECORDED
+    found = recorded(data.pick(EMULATED | {"backend": {"not": ["emulated"]}}))
     lost = found[found["status"] != "ok"].groupby("series").size()
     text = ", ".join(f"{name} at {count} ranges" for name, count in lost.items()) or "none"
     return Finding(YES if {*lost.index} == {spec["loser"]} else NO, f"rows lost by {text}")
@@ -383,7 +375,7 @@ def judge_blocks(data: Data, spec: Spec) -> Finding:
     found = data.pick(where).pivot_table("value", "score_range", "variant")
     sizes = sorted((int(name.partition("_")[2]), name) for name in found if name.startswith("online_"))
     if not sizes or "stable" not in found:
-        return NOT_RECORDED
+        raise NotRecordedError
     excess = {name: mean((found[name] / found["stable"]).dropna()) for _, name in sizes}
     values = [*excess.values()]
     verdict = YES if values[0] > 1.01 and values[0] >= values[-1] else NO
@@ -392,8 +384,7 @@ def judge_blocks(data: Data, spec: Spec) -> Finding:
 
 def judge_values(data: Data, spec: Spec, folder: Path) -> Finding:
     """Statistics of data sets, or their deciles, equal the paper's: rows of a table of results/datasets."""
-    if (found := _table_of_sets(folder, spec["table"])).empty:
-        return NOT_RECORDED
+    found = _table_of_sets(folder, spec["table"])
     found = found[found["dataset"].isin(spec["sets"]) & ~found["status"].eq("not published")]
     if spec["table"] == "deciles":
         found = found.assign(same=(found["ours_min"] == found["paper_min"]) & (found["ours_max"] == found["paper_max"]))
@@ -408,17 +399,14 @@ def judge_values(data: Data, spec: Spec, folder: Path) -> Finding:
         for name, rows in kinds.items()
         if len(rows)
     ]
-    if found.empty:
-        return NOT_RECORDED
+    recorded(found)
     verdict = of_all(int(official["same"].sum()), len(official)) if len(official) else NO
     return Finding(worst([verdict, PART]) if len(made) and len(official) else verdict, "; ".join(texts))
 
 
 def judge_formats(data: Data, spec: Spec, folder: Path) -> Finding:
     """BSB is smaller than another format by the paper's formulas, on every data set; as built is told beside it."""
-    if (table := _table_of_sets(folder, "formats")).empty:
-        return NOT_RECORDED
-    table = _of_best_source(table)
+    table = _of_best_source(_table_of_sets(folder, "formats"))
     texts, verdict = [], MISSING
     for column, words in (("formula_bits", "by formula"), ("built_bits", "as built")):
         wide = table[table[column] != NOT_BUILT].pivot(index="dataset", columns="format", values=column)
@@ -432,19 +420,18 @@ def judge_formats(data: Data, spec: Spec, folder: Path) -> Finding:
 
 def judge_tiles(data: Data, spec: Spec, folder: Path) -> Finding:
     """The tiles of `denser` hold more nonzeros over their elements than those of BSB, on every data set."""
-    if (table := _table_of_sets(folder, "tiles")).empty:
-        return NOT_RECORDED
-    wide = _of_best_source(table).pivot(index=["dataset", "source"], columns="format", values="density").astype(float)
+    table = _of_best_source(_table_of_sets(folder, "tiles"))
+    wide = table.pivot(index=["dataset", "source"], columns="format", values="density").astype(float)
     found = (wide[spec["denser"]] / wide["BSB"]).reset_index(name="ratio")
-    verdicts = over_all_and_real(found["ratio"] > 1, found["source"] != "synthetic")
     text = f"{found['ratio'].min():.2f} to {found['ratio'].max():.2f} times as dense (n = {len(found)})"
-    return Finding(worst(verdicts), text, real=verdicts[1])
+    kinds = found["source"].where(found["source"] == "synthetic", "real")
+    return over_graphs(found.assign(holds=found["ratio"] > 1, kind=kinds), text)
 
 
 def _table_of_sets(folder: Path, name: str) -> pd.DataFrame:
-    """A table of results/datasets, of text; empty if it was not made."""
+    """A table of results/datasets, of text."""
     path = folder / f"{name}.csv"
-    return pd.read_csv(path, **AS_TEXT) if path.exists() else pd.DataFrame()
+    return recorded(pd.read_csv(path, **AS_TEXT) if path.exists() else pd.DataFrame())
 
 
 def _of_best_source(table: pd.DataFrame) -> pd.DataFrame:
@@ -476,29 +463,22 @@ def _of_several(verdicts: Sequence[str]) -> str:
     return YES if {*verdicts} == {YES} else of_all(some, len(verdicts)) if some < len(verdicts) else PART
 
 
-def with_edge(judge: Callable[..., Finding]) -> Callable[[Data, Spec], Finding]:
-    """The finding of a predicate, which says if a factor of NOISE would turn its verdict."""
-
-    def judged(data: Data, spec: Spec) -> Finding:
-        finding = judge(data, spec)
-        turned = any(judge(data, spec, noise).verdict != finding.verdict for noise in (1 / NOISE, NOISE))
-        return replace(finding, why=f"{finding.why} On the edge.".strip()) if turned else finding
-
-    return judged
+PREDICATES = {name.removeprefix("judge_"): one for name, one in vars().copy().items() if name.startswith("judge_")}
+del PREDICATES["summary"]
 
 
-NOISY = judge_near, judge_holds, judge_less, judge_balance, judge_bandwidth, judge_by_width
-PREDICATES: dict[str, Callable[..., Finding]] = {
-    **{judge.__name__.removeprefix("judge_"): with_edge(judge) for judge in NOISY},
-    "status": judge_status,
-    "small": judge_small,
-    "fits": judge_fits,
-    "error": judge_error,
-    "overflow": judge_overflow,
-    "losses": judge_losses,
-    "blocks": judge_blocks,
-}
+def judged(kind: str, data: Data, spec: Spec, folder: Path = Path()) -> Finding:
+    """The finding of a predicate, which says if a factor of NOISE on what was measured would turn its verdict.
 
-
-# Predicates on the tables of results/datasets.
-IN_TABLES: dict[str, Callable[..., Finding]] = {"values": judge_values, "formats": judge_formats, "tiles": judge_tiles}
+    Args:
+        folder: of the tables of data sets.
+    """
+    judge = PREDICATES[kind]
+    takes = inspect.signature(judge).parameters
+    try:
+        finding = judge(data, spec, **({"folder": folder} if "folder" in takes else {}))
+    except NotRecordedError:
+        return NOT_RECORDED
+    noises = (1 / NOISE, NOISE) if "noise" in takes else ()
+    turned = any(judge(data, spec, noise=noise).verdict != finding.verdict for noise in noises)
+    return replace(finding, why=f"{finding.why} On the edge.".strip()) if turned else finding

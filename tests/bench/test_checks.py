@@ -5,29 +5,20 @@ import torch
 from attention_cases import EDGE_CASES, dense_attention, mask_of
 
 from bench import checks
-from bench.checks import float64_attention, largest_row_error, row_errors
+from bench.checks import float64_attention, largest_row_error, row_errors, row_parts
 from bench.edge_inputs import EdgeInputs
 from configs.bench import PLAIN_EDGES, Shape
 from fused3s.graph.csr import CSRPattern
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"ELEMENTS": 1000},  # less than a row of edges, and not a divisor
-        {"ELEMENTS": 1 << 25},
-        {"CHUNK_EDGES": 37, "ROWS": 5},
-        {"CHUNK_ROWS": 50, "ROWS": 5},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("elements", [72, 1000, 1 << 25])  # an edge; less than a row of edges
 @pytest.mark.parametrize("name", EDGE_CASES)
-def test_every_graph_and_any_chunk_agrees_with_dense_attention(name, monkeypatch, limits):
-    for limit, value in limits.items():
-        monkeypatch.setattr(checks, limit, value)
+def test_every_graph_and_any_part_agrees_with_dense_attention(name, monkeypatch, elements):
+    monkeypatch.setattr(checks, "ELEMENTS", elements)
+    monkeypatch.setattr(checks, "ROWS", 5)
     graph = EDGE_CASES[name]().tocsr()
     torch.manual_seed(0)
-    (rows, cols), dim = graph.shape, 72  # two slices of V, the second partial
+    (rows, cols), dim = graph.shape, 72
     q, k, v = (torch.randn(size, dim).half() for size in (rows, cols, cols))
     indptr, indices = (torch.from_numpy(array.copy()) for array in (graph.indptr, graph.indices))
     output = float64_attention(q[:, None], k[:, None], v[:, None], indptr.long(), indices, 0.3)[:, 0]
@@ -36,30 +27,19 @@ def test_every_graph_and_any_chunk_agrees_with_dense_attention(name, monkeypatch
     assert largest_row_error(output, expected) < 1e-7
 
 
-def test_a_few_rows_at_a_time_use_the_memory_of_a_few_rows(monkeypatch):
-    monkeypatch.setattr(checks, "CHUNK_EDGES", 100)
-    monkeypatch.setattr(checks, "CHUNK_ROWS", 8)
-    sizes = []
-
-    def seen(query, key, value, indptr, indices, scale, edges):
-        sizes.append((len(query), indices.numel()))
-        return query
-
-    monkeypatch.setattr(checks, "_rows_attention", seen)
-    edges = torch.tensor([10] * 16 + [0] * 20 + [500] + [3] * 4)
-    indptr = torch.cat([edges.new_zeros(1), edges.cumsum(0)])
-    q = torch.randn(len(edges), 1, 4)
-    assert float64_attention(q, q, q, indptr, torch.zeros(int(edges.sum()), dtype=torch.int32), 1.0).equal(q)
-    # At most 8 rows and 100 edges; a longer row is alone, or follows rows without an edge.
-    assert sizes == [(8, 80), (8, 80), (8, 0), (8, 0), (4, 0), (1, 500), (4, 12)]
+def test_parts_of_rows_hold_at_most_so_many_rows_and_edges():
+    edges = torch.tensor([4] * 3 + [0] * 20 + [50] + [3] * 4)
+    parts = [*row_parts(torch.cat([edges.new_zeros(1), edges.cumsum(0)]), 10)]
+    rows = [(0, 2), (2, 12), (12, 22), (22, 23), (23, 24), (24, 27), (27, 28)]  # a longer row is alone
+    assert [(part.start, part.stop) for part, _ in parts] == rows
+    assert [part.stop - part.start for _, part in parts] == [8, 4, 0, 0, 50, 9, 3]
 
 
 @pytest.mark.parametrize("kind", [*PLAIN_EDGES, "low_rank_1", "low_rank_11", "types_4"])
 @pytest.mark.parametrize("name", ["no_edges", "one_node_self_loop", "wide", "empty_rows_and_windows"])
 def test_heads_and_edge_data_agree_with_dense_attention(name, kind, monkeypatch):
     monkeypatch.setattr(checks, "ELEMENTS", 1000)
-    monkeypatch.setattr(checks, "CHUNK_EDGES", 300)
-    graph, shape = EDGE_CASES[name]().tocsr(), Shape(3, 70)  # two slices of V, the second partial
+    graph, shape = EDGE_CASES[name]().tocsr(), Shape(3, 70)
     indptr, indices = (torch.from_numpy(array.copy()) for array in (graph.indptr, graph.indices))
     (rows, cols), edges = graph.shape, EdgeInputs.random(kind, shape, CSRPattern(indptr, indices, graph.shape))
     torch.manual_seed(0)

@@ -147,13 +147,7 @@ def test_work_that_cannot_be_captured_has_no_isolated_time(monkeypatch, tmp_path
     assert (isolated.launch, isolated.status, isolated.reason) == ("isolated", "unsupported", "it waits for the GPU")
 
 
-def test_plans_and_builds(tmp_path):
-    _, rows = run(config("plans", "backends=[reference]", "shapes=[2x8]", "repeats=2"), tmp_path / "plans.csv")
-    assert [(row.variant, row.scope, row.status, row.repeats) for row in rows] == [
-        ("plan", "build", "unchecked", 2),
-        ("plan_backward", "build", "unchecked", 2),
-        ("plan_and_run", "attention", "ok", 2),
-    ]
+def test_builds(tmp_path):
     settings = config("preprocessing", "repeats=2")
     _, rows = run(settings, tmp_path / "builds.csv")
     assert [(row.backend, row.variant, row.status) for row in rows] == [
@@ -164,7 +158,7 @@ def test_plans_and_builds(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["smoke", "sm_active", "backward", "heads", "edges", "plans", "preprocessing"])
+@pytest.mark.parametrize("name", ["smoke", "sm_active", "backward", "heads", "edges", "preprocessing"])
 def test_on_a_gpu(name, tmp_path):
     from bench.measures import MEASURES
     from bench.runner import run_bench

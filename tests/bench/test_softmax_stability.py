@@ -74,10 +74,8 @@ def test_only_naive_overflows_and_where_the_type_ends(dtype, limit):
     assert below["naive", dtype, "relative_error"].status == "ok"
     naive = above["naive", dtype, "relative_error"]
     assert (naive.status, naive.value, naive.reason) == ("error", None, "no row of the output is finite")
-    assert above["naive", dtype, "share_not_finite"].value == 1
     for softmax in ("stable", *ONLINE):
         assert above[softmax, dtype, "relative_error"].status == "ok"
-        assert above[softmax, dtype, "share_not_finite"].value == 0
 
 
 def test_some_rows_that_overflow_are_a_wrong_row_with_the_others_error():

@@ -7,25 +7,10 @@ import pytest
 from kernel_rows import row
 from scipy.stats import spearmanr
 
-from report import verdicts
 from report.engine import Data
 from report.rows import frame
 from report.selections import KERNEL, PAPER, PUBLISHED, WARM
-from report.verdicts import (
-    MISSING,
-    NO,
-    NOT_RECORDED,
-    PART,
-    YES,
-    Finding,
-    judge_fits,
-    judge_holds,
-    judge_less,
-    judge_near,
-    judge_small,
-    judge_summary,
-    near,
-)
+from report.verdicts import MISSING, NO, NOT_RECORDED, PART, YES, Finding, judge_summary, judged, near
 
 GH200 = Path(__file__).parents[2] / "results" / "paper" / "published_runtime_ms_gh200_d128.csv"
 DONE = Finding(YES, "1.1x", real=YES, means=(1.1,))
@@ -65,14 +50,14 @@ def test_the_least_favourable_of_all_and_of_real_graphs_counts():
         ("a", "official", "fused3s_paper", 1.0), ("a", "official", "pyg", 1.2),
         ("b", "synthetic", "fused3s_paper", 1.0), ("b", "synthetic", "pyg", 4.0),
     )]  # fmt: skip
-    finding = judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR}})
+    finding = judged("near", Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR}})
     assert (finding.verdict, finding.ours) == (PART, "2.19x (n = 2, 1 synthetic); real 1.20x (n = 1)")
     assert finding.real == PART
     above = PAIR | {"above": 3}
-    assert judge_holds(Data(frame(rows)), {"cases": {"pyg": above}}).real == NO
+    assert judged("holds", Data(frame(rows)), {"cases": {"pyg": above}}).real == NO
     unmeasured = PAIR | {"dim": 64}
-    assert judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR, "d = 64": unmeasured}}) == finding
-    assert judge_near(Data(frame(rows)), {"value": 2.2, "cases": {"d = 64": unmeasured}}).verdict == MISSING
+    assert judged("near", Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR, "d = 64": unmeasured}}) == finding
+    assert judged("near", Data(frame(rows)), {"value": 2.2, "cases": {"d = 64": unmeasured}}).verdict == MISSING
 
 
 def test_a_caption_is_judged_on_the_graphs_of_both():
@@ -82,7 +67,7 @@ def test_a_caption_is_judged_on_the_graphs_of_both():
     times = PUBLISHED | {"device": "GH200", "by": ["dataset"], "ours": PAPER, "theirs": {"backend": "pyg"}}
     published = pd.read_csv(GH200).set_index("dataset").loc["cora"]
     ratio = published["pyg_gtconv"] / published["f3s_1tb1rw_scheduled_permuteV"]
-    finding = judge_near(found, {"value": 2.0, "cases": {"": PAIR}, "times": times})
+    finding = judged("near", found, {"value": 2.0, "cases": {"": PAIR}, "times": times})
     assert finding.verdict == YES
     assert f"26.00x, {ratio:.2f}x" in finding.ours
 
@@ -96,7 +81,7 @@ def test_the_order_of_the_graphs_is_compared_with_the_papers():
     published = pd.read_csv(GH200).set_index("dataset").loc[[*graphs]]
     ratios = published["pyg_gtconv"] / published["f3s_1tb1rw_scheduled_permuteV"]
     expected = spearmanr(ratios, [*graphs.values()]).statistic
-    finding = judge_near(Data(frame(rows)), {"value": 14.7, "cases": {"": PAIR}, "times": times})
+    finding = judged("near", Data(frame(rows)), {"value": 14.7, "cases": {"": PAIR}, "times": times})
     assert finding.ours.endswith(f"; rank correlation {expected:.2f} (n = 3)")
 
 
@@ -109,7 +94,7 @@ def test_the_order_of_the_graphs_is_compared_with_the_papers():
     ],
 )
 def test_a_verdict_that_five_percent_turn_is_on_the_edge(kind, spec, edge):
-    near_it, far = (verdicts.PREDICATES[kind](data(ratio), spec) for ratio in edge)
+    near_it, far = (judged(kind, data(ratio), spec) for ratio in edge)
     assert (near_it.verdict, far.verdict) == (YES, YES)
     assert (near_it.why, far.why) == ("On the edge.", "")
 
@@ -122,26 +107,26 @@ def test_a_caption_without_the_papers_code_does_not_lift_the_headline(last, verd
 
 def test_batches_are_small_by_the_nodes_of_a_graph():
     rows = [row("zinc", "pyg", 1.0, nodes=nodes, data_sha256=str(nodes)) for nodes in (1024 * 499, 1024 * 501)]
-    found = judge_small(Data(frame(rows)), {"nodes": 500, "where": {"bench": "kernels"}})
+    found = judged("small", Data(frame(rows)), {"nodes": 500, "where": {"bench": "kernels"}})
     assert (found.verdict, found.ours) == (NO, "499 to 501 nodes on average (n = 2)")
 
 
 def test_synthetic_graphs_alone_give_at_most_in_part():
     made = data(3.0, 3.0, source="synthetic")
-    assert judge_holds(made, {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
-    assert judge_holds(made, {"cases": {"pyg": PAIR | {"above": 1}}, "sizes": True}).verdict == YES
-    assert judge_near(made, {"value": 3.0, "cases": {"": PAIR}}).verdict == PART
+    assert judged("holds", made, {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
+    assert judged("holds", made, {"cases": {"pyg": PAIR | {"above": 1}}, "sizes": True}).verdict == YES
+    assert judged("near", made, {"value": 3.0, "cases": {"": PAIR}}).verdict == PART
 
 
 def test_cases_hold_or_not_and_means_fall_or_not():
-    assert judge_holds(data(2.0, 0.5, 3.0), {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
+    assert judged("holds", data(2.0, 0.5, 3.0), {"cases": {"pyg": PAIR | {"above": 1}}}).verdict == PART
     for side, graph, ratio in (("below", 0, 2.0), ("above", 2, 8.0)):
         of = PAIR | {"of": [f"graph {graph}"], side: None}
         text = f"pyg: graph {graph} {ratio:.2f} (mean 4.00)"
-        assert judge_holds(data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, text, real=YES)
+        assert judged("holds", data(2.0, 4.0, 8.0), {"cases": {"pyg": of}}) == Finding(YES, text, real=YES)
     cases = {"first": PAIR | {"dataset": "graph 0"}, "second": PAIR | {"dataset": "graph 1"}}
-    assert [judge_less(data(*pair), {"cases": cases}).verdict for pair in ((3.0, 2.0), (2.0, 3.0))] == [YES, NO]
-    assert judge_less(data(3.0, 2.0), {"cases": cases, "least": 2}).verdict == MISSING  # one graph on each side
+    assert [judged("less", data(*pair), {"cases": cases}).verdict for pair in ((3.0, 2.0), (2.0, 3.0))] == [YES, NO]
+    assert judged("less", data(3.0, 2.0), {"cases": cases, "least": 2}).verdict == MISSING  # one graph on each side
 
 
 def test_means_are_to_fall_on_real_graphs_too_and_are_of_the_same_graphs():
@@ -154,16 +139,16 @@ def test_means_are_to_fall_on_real_graphs_too_and_are_of_the_same_graphs():
     rows = Data(
         frame([*ours, *pairs("pyg", real=2.0, made=9.0), *pairs("dfgnn_tiling", real=3.0, made=1.0, real_too=90.0)])
     )
-    found = judge_less(rows, {"cases": cases, "same": ["data_sha256"]})
+    found = judged("less", rows, {"cases": cases, "same": ["data_sha256"]})
     assert (found.verdict, found.real) == (NO, NO)  # 4.24 and 1.73 over both, 2 and 3 on the real one
     assert found.ours.startswith("pyg 4.24 (n = 2), dfgnn_tiling 1.73 (n = 2); real pyg 2.00 (n = 1)")
     made = Data(frame([*ours, *pairs("pyg", made=9.0), *pairs("dfgnn_tiling", made=1.0)]))
-    assert judge_less(made, {"cases": cases}).verdict == PART
+    assert judged("less", made, {"cases": cases}).verdict == PART
 
 
 @pytest.mark.parametrize(("ratios", "verdict"), [((1.2, 1.2, 0.9, 0.9), YES), ((1.2, 1.2, 1.2, 0.9), PART)])
 def test_a_gain_on_about_half_is_of_the_graphs_that_gain(ratios, verdict):
-    found = judge_near(data(*ratios), {"value": 1.18, "half": True, "cases": {"": PAIR}})
+    found = judged("near", data(*ratios), {"value": 1.18, "half": True, "cases": {"": PAIR}})
     assert (found.verdict, found.ours) == (
         verdict,
         f"gains on {ratios.count(1.2)} of 4: 1.20x (n = {ratios.count(1.2)})",
@@ -186,7 +171,7 @@ def test_a_kernel_that_fits_by_its_peak_is_to_run_on_the_gpu_of_less_memory_too(
         "where": {"bench": "kernels", "metric": "peak_memory"},
     }
     beside = KERNEL | WARM
-    found = judge_fits(Data(frame(rows)), spec | {"beside": beside})
+    found = judged("fits", Data(frame(rows)), spec | {"beside": beside})
     assert (found.verdict, found.ours.endswith("GPU of 40 GB runs big with no kernel")) == (verdict, verdict == PART)
 
 
@@ -197,5 +182,5 @@ def test_denser_tiles_are_counted_once_a_set(tmp_path, made, verdict, real):
     for dataset, source, density in found_in:
         lines += [f"{dataset},{source},BSB,0.1", f"{dataset},{source},FlashSparse,{density}"]
     (tmp_path / "tiles.csv").write_text("\n".join(lines))
-    found = verdicts.judge_tiles(None, {"denser": "FlashSparse"}, tmp_path)
+    found = judged("tiles", None, {"denser": "FlashSparse"}, tmp_path)
     assert (found.verdict, found.real, found.ours.endswith("to 3.00 times as dense (n = 3)")) == (verdict, real, True)

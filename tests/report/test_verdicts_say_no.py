@@ -8,7 +8,7 @@ from kernel_rows import row
 from report import verdicts
 from report.engine import Data
 from report.rows import frame
-from report.verdicts import IN_TABLES, NO, PREDICATES, YES
+from report.verdicts import NO, PREDICATES, YES, judged
 
 EMULATED = {"bench": "stability", "metric": "relative_error", "unit": "1", "launch": "none", "plan": "none"}
 SM = {"bench": "sm_active", "metric": "sm_active_share", "unit": "1"}
@@ -94,7 +94,7 @@ ROWS = {  # predicate: its declaration, rows that bear it out, rows that contrad
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_rule_on_rows_says_yes_and_no(kind):
     spec, agreeing, contradicting = ROWS[kind]
-    found = [PREDICATES[kind](Data(frame(rows)), spec).verdict for rows in (agreeing, contradicting)]
+    found = [judged(kind, Data(frame(rows)), spec).verdict for rows in (agreeing, contradicting)]
     assert found == [YES, NO]
 
 
@@ -123,11 +123,11 @@ def test_a_rule_on_a_table_of_data_sets_says_yes_and_no(kind, tmp_path: Path):
     verdicts_found = []
     for value in values:
         (tmp_path / f"{spec.get('table', kind)}.csv").write_text(text.format(value))
-        verdicts_found.append(IN_TABLES[kind](None, spec, tmp_path).verdict)
+        verdicts_found.append(judged(kind, None, spec, tmp_path).verdict)
     assert verdicts_found == [YES, NO]
 
 
 def test_every_rule_is_tried():
     elsewhere = {"near", "holds", "less", "small", "fits"}  # tests/report/test_verdicts.py
-    assert {*ROWS} | {*TABLES} | elsewhere == {*PREDICATES} | {*IN_TABLES}
+    assert {*ROWS} | {*TABLES} | elsewhere == {*PREDICATES}
     assert verdicts.judge_summary.__name__.removeprefix("judge_") not in PREDICATES
