@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 import fused3s
@@ -30,7 +31,8 @@ def captured_loop(step: TrainingStep, batches: Sequence[LayerBatch]) -> Callable
         sources, blocks = len(tensors["x"]), []
         for nth in range(count):
             targets = len(tensors[f"targets{nth}"])
-            plan = plan_layer(tensors[f"edge_index{nth}"], (sources, targets), backward=True)
+            with torch.autocast(step.device.type, torch.bfloat16, enabled=step.types.autocast):
+                plan = plan_layer(tensors[f"edge_index{nth}"], (sources, targets), backward=True)
             blocks.append(Block(plan, sources, targets, tensors.get(f"edge_attr{nth}")))
             sources = targets
         return step(LayerBatch(tensors["x"], tuple(blocks[place] for place in places), tensors["y"]))

@@ -1,7 +1,7 @@
 """The model of `bench.layers` around PyG's layer or ours, a training step of it, and its errors against float64."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,21 +15,31 @@ from configs.bench import Shape
 EXACT_EDGES = 1 << 22  # of a float64 pass of PyG's layer, whose messages are [edges, heads, columns]
 
 
-class Types(NamedTuple):
-    """A precision.
+@dataclass(frozen=True)
+class Types:
+    """Types of a precision.
 
     Attributes:
-        dtype: of weights, features, q, k and v.
+        parameters: of weights and features.
+        inputs: of q, k and v.
         matmul: `torch.get_float32_matmul_precision()`; TF32 is "high".
     """
 
-    name: str
-    dtype: torch.dtype
+    parameters: torch.dtype
+    inputs: torch.dtype
     matmul: str = "highest"
 
+    @property
+    def autocast(self) -> bool:
+        return self.parameters != self.inputs
 
-_ALL = Types("float32", torch.float32), Types("tf32", torch.float32, "high"), Types("bfloat16", torch.bfloat16)
-TYPES = {types.name: types for types in _ALL}
+
+TYPES = {
+    "float32": Types(torch.float32, torch.float32),
+    "tf32": Types(torch.float32, torch.float32, "high"),
+    "autocast": Types(torch.float32, torch.bfloat16),
+    "bfloat16": Types(torch.bfloat16, torch.bfloat16),
+}
 
 
 def run_layer(layer: nn.Module, x: Tensor, block: Block) -> Tensor:
@@ -88,16 +98,18 @@ class TrainingStep:
         capturable: whether a CUDA graph can capture it.
     """
 
-    def __init__(self, model: LayerModel, capturable: bool = False) -> None:
-        self.model = model
+    def __init__(self, model: LayerModel, types: Types, capturable: bool = False) -> None:
+        self.model, self.types = model, types
         self.device = next(model.parameters()).device
         self.optimiser = torch.optim.AdamW(model.parameters(), fused=True, capturable=capturable)
 
     def __call__(self, batch: LayerBatch) -> Tensor:
         """The model's output before the step, [targets of the last block, columns]."""
         self.optimiser.zero_grad(set_to_none=True)
-        output = self.model(batch)
-        cross_entropy(output.float(), batch.labels, ignore_index=IGNORED).backward()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.types.autocast):
+            output = self.model(batch)
+            loss = cross_entropy(output.float(), batch.labels, ignore_index=IGNORED)
+        loss.backward()
         self.optimiser.step()
         return output.detach()
 
@@ -105,11 +117,12 @@ class TrainingStep:
 class InferenceStep:
     """Forward pass without gradients."""
 
-    def __init__(self, model: LayerModel) -> None:
-        self.model = model.eval()
+    def __init__(self, model: LayerModel, types: Types) -> None:
+        self.model, self.types = model.eval(), types
+        self.device = next(model.parameters()).device
 
     def __call__(self, batch: LayerBatch) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.types.autocast):
             return self.model(batch)
 
 
@@ -125,7 +138,7 @@ class LayerErrors(NamedTuple):
     gradients: float
 
 
-def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch) -> LayerErrors:
+def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch, types: Types) -> LayerErrors:
     """Errors of the layer on the first block; of a large block in the first of `row_parts`.
 
     Args:
@@ -139,7 +152,8 @@ def first_layer_errors(layer: nn.Module, exact: nn.Module, batch: LayerBatch) ->
     cotangent = torch.zeros(batch.blocks[0].num_targets, batch.x.shape[1])
     cotangent[rows] = torch.randn(cotangent[rows].shape, generator=generator)
     cotangent = cotangent.to(batch.x.device)
-    output = run_layer(layer, batch.x, batch.blocks[0])
+    with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=types.autocast):
+        output = run_layer(layer, batch.x, batch.blocks[0])
     found = _gradients(layer, output, cotangent)
     expected = run_layer(exact, double.x, part)
     right = _gradients(exact, expected, cotangent)

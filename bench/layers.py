@@ -17,8 +17,8 @@ timed steps.
     reduce_overhead  the same with mode="reduce-overhead"; only of a graph that stays
     cuda_graph       the loop captured; only ours, where each step has another graph
 
-`dtype` is the type of weights and features; `out_dtype` the same, or tf32 under
-torch.set_float32_matmul_precision("high"). `nodes` and `nnz` are rows of x and edges of all blocks of a
+`dtype` is the type of parameters and features, `out_dtype` that of q, k and v: bfloat16 over float32 under autocast;
+tf32 under torch.set_float32_matmul_precision("high"). `nodes` and `nnz` are rows of x and edges of all blocks of a
 step, the mean over the batches. `peak_memory` is that of torch's allocator in the first steps, with parameters,
 optimiser and a batch.
 
@@ -81,8 +81,10 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
     """One for each precision; it has the rows of all layers."""
     shape = config.head_shapes[0]
     case = Case("auto", "model", shape.width, heads=shape.heads, region="step", launch=config.launches[0])
-    types = [TYPES[precision] for precision in config.precisions]
-    return [replace(case, dtype=dtype_name(one.dtype), out_dtype=one.name) for one in types]
+    return [
+        replace(case, dtype=dtype, out_dtype=out_dtype)
+        for dtype, out_dtype in (dtype_names(TYPES[precision]) for precision in config.precisions)
+    ]
 
 
 def begin(context: Context) -> None:
@@ -128,7 +130,7 @@ class Side:
 
 
 def measure(context: Context, case: Case) -> list[Row]:
-    types = TYPES[case.out_dtype]
+    (types,) = (one for one in TYPES.values() if dtype_names(one) == (case.dtype, case.out_dtype))
     torch.compiler.reset()  # models of other cases count against its limit of recompilations
     with matmul_precision(types.matmul):
         return measured_sides(context, case, types)
@@ -144,7 +146,7 @@ def sides_of(context: Context) -> list[Name]:
 
 def measured_sides(context: Context, case: Case, types: Types) -> list[Row]:
     device = context.device
-    batches = [batch.to(device, types.dtype) for batch in batches_of(context)]
+    batches = [batch.to(device, types.parameters) for batch in batches_of(context)]
     models = Models(context, num_layers(context))
     sides: dict[Name, Side] = {}
     rows: dict[Name, list[Row]] = {}
@@ -180,6 +182,10 @@ def measured_sides(context: Context, case: Case, types: Types) -> list[Row]:
             except Exception as error:  # the times stay
                 rows[name].append(context.failed(own, error, metric="gpu_busy"))
     return [row for found in rows.values() for row in found]
+
+
+def dtype_names(types: Types) -> tuple[str, str]:
+    return dtype_name(types.parameters), "tf32" if types.matmul == "high" else dtype_name(types.inputs)
 
 
 def of_side(case: Case, name: Name) -> Case:
@@ -234,16 +240,19 @@ def busy_row(context: Context, case: Case, side: Side, checked: dict[str, Any], 
 def make_side(context: Context, models: "Models", batches: list[LayerBatch], types: Types, name: Name) -> Side:
     backend, launch = name
     layer = LAYERS[models.layer][1] if backend == "auto" else pyg_layer(models.layer)
-    model = models.of(layer, types.dtype)
+    model = models.of(layer, types.parameters)
     workload = context.config.workloads[context.name]
-    step = InferenceStep(model) if workload.inference else TrainingStep(model, capturable=launch == "cuda_graph")
+    if workload.inference:
+        step = InferenceStep(model, types)
+    else:
+        step = TrainingStep(model, types, capturable=launch == "cuda_graph")
 
     def check_layer() -> tuple[dict[str, Any], str]:
         if backend == "pyg":
             note = f"{layer.__name__} of torch_geometric {metadata.version('torch_geometric')}"
         else:
             note = f"{layer.__name__}, attention by {attention_backend(context, batches[0], types)}"
-        errors = first_layer_errors(model.layers[0], models.exact.layers[0], batches[0])
+        errors = first_layer_errors(model.layers[0], models.exact.layers[0], batches[0], types)
         note = f"{note}; error: of the first layer's output, of its gradients {errors.gradients:.1e}"
         return checked(errors, types), note
 
@@ -268,7 +277,7 @@ def make_side(context: Context, models: "Models", batches: list[LayerBatch], typ
                 exact = models.exact(batch.to(context.device, torch.float64), run_in_parts)
             errors.append(largest_row_error(output, exact))
         error = max(errors, key=lambda one: (one != one, one))
-        columns = checked_columns(error, types.dtype, ALLOWED_MODEL[types.name])
+        columns = checked_columns(error, types.inputs, ALLOWED_MODEL[dtype_names(types)[1]])
         return columns, "error: of the whole model's output"
 
     return Side(run, check_model)
@@ -276,7 +285,7 @@ def make_side(context: Context, models: "Models", batches: list[LayerBatch], typ
 
 def checked(errors: LayerErrors, types: Types) -> dict[str, Any]:
     """Columns status, reason and relative_error of a layer."""
-    allowed = ALLOWED[types.name]
+    allowed = ALLOWED[dtype_names(types)[1]]
     columns: dict[str, Any] = {"status": "ok", "relative_error": errors.output}
     if not (errors.output <= allowed.output and errors.gradients <= allowed.gradients):  # NaN is wrong too
         reason = (
@@ -332,7 +341,7 @@ def attention_backend(context: Context, batch: LayerBatch, types: Types) -> str:
         block.edge_index,
         shape=(block.num_targets, block.num_sources),
         device=batch.x.device,
-        dtype=types.dtype,
+        dtype=types.inputs,
         head_dim=shape.dim,
         num_heads=shape.heads,
         edge_data=workload.edge_dim is not None or workload.layer != "transformer",

@@ -51,7 +51,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "end_to_end": {"graphs": ..., "modes": ..., "shapes": ONE_HEAD, "blocks": 10, "precisions": ("float16",)}
     | {"projection": "layers", "repeats": 10, "budget_ms": 50.0, "seed": 0},
     "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
-    | {"precisions": ("float32", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
+    | {"precisions": ("float32", "autocast", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
     | {"pool": 8, "steps": 8, "launches": ("eager",)},
     "preprocessing": {"graphs": ..., "repeats": 10, "seconds": 2.0},
     "parallel": {"graphs": ..., "backends": ("fused3s",), "shapes": ("1x128",), "repeats": 30}
@@ -72,7 +72,7 @@ Positive = Annotated[float, Field(gt=0, le=3.6e6, allow_inf_nan=False)]
 # block with its attention by torch.compile.
 Mode = Literal["plain", "compiled", "fused", "plain+graph", "compiled+graph", "fused+graph", "plain+compiled"]
 LAUNCHES = {"": "eager", "graph": "cuda_graph", "compiled": "compiled"}  # the column of a row, by the end of a mode
-Precision = Literal["float16", "bfloat16", "float32", "tf32"]
+Precision = Literal["float16", "bfloat16", "float32", "tf32", "autocast"]  # the last: bfloat16 over float32 weights
 
 
 class Shape(NamedTuple):
@@ -229,7 +229,7 @@ class BenchConfig(Section):
             if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
                 numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]
                 raise ValueError(f"edges: got {kind!r}; allowed are {', '.join([*PLAIN_EDGES, *numbered])}")
-        some = ("bfloat16", "float32", *["tf32"] * (self.measure in ("layers", "end_to_end")))
+        some = ("bfloat16", "float32", *{"layers": ("tf32", "autocast"), "end_to_end": ("tf32",)}.get(self.measure, ()))
         for precision in self.precisions:
             check_choice("precisions", precision, some if self.measure == "layers" else ("float16", *some))
         allowed = {"parallel": ("eager", "cuda_graph"), "layers": ("eager", "compiled", "reduce_overhead")}

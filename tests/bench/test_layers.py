@@ -1,5 +1,6 @@
 """Batches of the layer benchmark, its checks and rows, on the CPU with small graphs; captured loops as calls."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -154,7 +155,8 @@ def test_both_models_with_the_same_weights_train_alike(workload):
     """In float64: the same outputs over several steps, so the same losses, gradients and optimiser."""
     batches = [batch.to(CPU, torch.float64) for batch in draw(layers=2, **workload)]
     ours, theirs, _ = make_models(workload.get("edge_dim"), torch.float64)
-    steps = [TrainingStep(model) for model in (ours, theirs)]
+    types = replace(TYPES["float32"], parameters=torch.float64, inputs=torch.float64)
+    steps = [TrainingStep(model, types) for model in (ours, theirs)]
     for batch in batches * 2:
         one, other = (step(batch) for step in steps)
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
@@ -164,12 +166,12 @@ def test_both_models_with_the_same_weights_train_alike(workload):
 @pytest.mark.parametrize("precision", TYPES)
 def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
     types = TYPES[precision]
-    batch = draw(seeds=30, fan_out=[3, 2], layers=2)[0].to(CPU, types.dtype)
-    ours, theirs, exact = make_models(None, types.dtype)
+    batch = draw(seeds=30, fan_out=[3, 2], layers=2)[0].to(CPU, types.parameters)
+    ours, theirs, exact = make_models(None, types.parameters)
     for model in (ours, theirs):
-        errors = first_layer_errors(model.layers[0], exact.layers[0], batch)
-        assert 0 < errors.output < layers.ALLOWED[precision].output
-        assert 0 < errors.gradients < layers.ALLOWED[precision].gradients
+        errors = first_layer_errors(model.layers[0], exact.layers[0], batch, types)
+        assert 0 < errors.output < layers.ALLOWED[layers.dtype_names(types)[1]].output
+        assert 0 < errors.gradients < layers.ALLOWED[layers.dtype_names(types)[1]].gradients
         assert layers.checked(errors, types)["status"] == "ok"
 
     class Damaged(fused3s.nn.TransformerConv):
@@ -177,8 +179,8 @@ def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
             output = super().forward(x, *arguments)
             return torch.cat([output[:-1], 1.5 * output[-1:]])
 
-    damaged = Damaged(SHAPE.width, SHAPE.dim, heads=SHAPE.heads).to(types.dtype)
-    errors = first_layer_errors(damaged, exact.layers[0], batch)
+    damaged = Damaged(SHAPE.width, SHAPE.dim, heads=SHAPE.heads).to(types.parameters)
+    errors = first_layer_errors(damaged, exact.layers[0], batch, types)
     assert layers.checked(errors, types)["status"] == "wrong"
 
     class Backwards(fused3s.nn.TransformerConv):
@@ -190,9 +192,9 @@ def test_errors_of_the_first_layer_tell_a_damaged_weight(precision):
             return output
 
     torch.manual_seed(0)
-    backwards = Backwards(SHAPE.width, SHAPE.dim, heads=SHAPE.heads).to(types.dtype)
-    errors = first_layer_errors(backwards, exact.layers[0], batch)
-    assert errors.output < layers.ALLOWED[precision].output
+    backwards = Backwards(SHAPE.width, SHAPE.dim, heads=SHAPE.heads).to(types.parameters)
+    errors = first_layer_errors(backwards, exact.layers[0], batch, types)
+    assert errors.output < layers.ALLOWED[layers.dtype_names(types)[1]].output
     assert errors.gradients == pytest.approx(0.5, rel=0.05)
     assert layers.checked(errors, types)["status"] == "wrong"
     nan = errors._replace(output=float("nan"))
@@ -221,7 +223,7 @@ def test_a_case_has_a_row_of_each_layer_in_every_precision():
     rows = rows_of(found)
     assert [(row.dtype, row.out_dtype, (row.backend, row.launch), row.status) for row in rows] == [
         (dtype, out_dtype, layer, status)
-        for dtype, out_dtype in (("float32", "float32"), ("bfloat16", "bfloat16"))
+        for dtype, out_dtype in (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"))
         for layer, status in ((OURS, "ok"), (PYG, "ok"), (CAPTURED, "unavailable"))
     ]
     assert {
@@ -326,9 +328,10 @@ def loops_on_cpu(monkeypatch):
 def test_padded_batches_train_as_the_batches_themselves(loops_on_cpu, workload):
     batches = [batch.to(CPU, torch.float64) for batch in draw(layers=2, count=4, **workload)]
     assert len({len(batch.x) for batch in batches}) > 1
+    types = replace(TYPES["float32"], parameters=torch.float64, inputs=torch.float64)
     eager, _, _ = make_models(workload.get("edge_dim"), torch.float64)
     captured, _, _ = make_models(workload.get("edge_dim"), torch.float64)
-    step, loop = TrainingStep(eager), captured_loop.captured_loop(TrainingStep(captured), batches[:3])
+    step, loop = TrainingStep(eager, types), captured_loop.captured_loop(TrainingStep(captured, types), batches[:3])
     for batch in batches:
         torch.testing.assert_close(loop(batch), step(batch), rtol=1e-9, atol=1e-9)
     for one, other in zip(captured.parameters(), eager.parameters(), strict=True):
