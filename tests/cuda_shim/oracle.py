@@ -10,11 +10,13 @@ GRAPHS = EDGE_CASES | {"hub": lambda: EDGE_CASES["hub"]()[750:1250, 750:1250]}
 MULTIGRAPHS = GRAPHS | REPEATED
 
 
-def inputs(graph: Csr, heads: int, dim: int, dtype: torch.dtype, strided: bool = False) -> list[torch.Tensor]:
+def inputs(
+    graph: Csr, heads: int, dim: int, dtype: torch.dtype, strided: bool = False, device: str = "cpu"
+) -> list[torch.Tensor]:
     """Query, key and value of a graph; `strided`: as views of wider rows, like those of one projection."""
     rows, cols = graph.shape
     generator = torch.Generator().manual_seed(rows + 7 * cols + 13 * heads + dim)
-    tensors = [torch.randn(n, heads, dim, generator=generator).to(dtype) for n in (rows, cols, cols)]
+    tensors = [torch.randn(n, heads, dim, generator=generator).to(device, dtype) for n in (rows, cols, cols)]
     if strided:
         tensors = [torch.stack([torch.full_like(each, torch.nan), each], 1)[:, 1] for each in tensors]
     return tensors
@@ -36,7 +38,7 @@ def assert_attention(
 
     `normalised`, `one_term`: see `torch_same_types`.
     """
-    q, k, v = tensors
+    output, lse, q, k, v = (None if each is None else each.cpu() for each in (output, lse, *tensors))
     counts = counts_of(graph)
     expected = dense_attention(q, k, v, counts, scale)
     wrong = torch.nonzero(output.isnan() != expected.isnan())

@@ -22,8 +22,7 @@ from fused3s.fused.planning import gpu_csr, gpu_plan
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
 from fused3s.fused.planning.gpu_plan import GPUPlan, PlanForm, most_words, plan_instances
 from fused3s.fused.planning.plan import make_room, plan_graph, queue_plan
-from fused3s.fused.planning.schedule import ScheduleForm, most_splits_of
-from fused3s.fused.tuning import SM90
+from fused3s.fused.planning.schedule import ScheduleForm
 from fused3s.graph.csr import CSRPattern, csr_pattern
 from fused3s.graph.edge_list import EdgeList
 from fused3s.graph.edge_order import edge_order
@@ -253,11 +252,6 @@ def test_the_memory_of_a_plan_has_a_bound_that_is_linear():
         assert {each.untyped_storage().data_ptr() for each in arrays} == {memory.data_ptr()}
 
 
-def test_at_most_two_splits_for_each_share_of_a_block():
-    """132 blocks of four warps at once: up to 4/3 of them, of windows with more than 32 tiles, and two more."""
-    assert most_splits_of(200_000, 1600, ScheduleForm(1, 4, 4 * 132)) == 132 * 4 * 33 // (3 * 32) + 2
-
-
 @pytest.mark.parametrize("graph", [LISTS["copies"](), PATTERNS["symmetric"]()], ids=["edge list", "csr"])
 @pytest.mark.parametrize("key", ["forward", "narrow_backward", "edge_data_backward"])
 def test_the_kernels_of_a_plan_are_named_before_they_are_launched(planned, monkeypatch, graph, key):
@@ -277,12 +271,6 @@ def test_a_plan_of_reordered_rows(planned, key):
     graph = PATTERNS["symmetric"]()
     perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(1)).int()
     planned(permute_rows(csr_pattern(graph), perm), INPUTS[key], key, perm)
-
-
-def test_a_plan_of_a_csr_with_copies(planned):
-    copies = CSRPattern(torch.tensor([0, 4, 6]), torch.tensor([2, 0, 0, 0, 1, 1]), (2, 3))
-    for key in ("forward", "narrow_backward", "edge_data"):
-        assert planned(copies, INPUTS[key], key)[0].size.num_edges == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -394,16 +382,6 @@ def test_one_plan_is_filled_again_and_again(monkeypatch, key, owns_memory):
                     patch.setattr("fused3s.fused.planning.plan.goes_edge_by_edge", _choice_of(arrays))
                     expected = expected_plan(alone, CPU, inputs, forward).arrays
                 _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
-
-
-def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
-    block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
-    for backward in (False, True):
-        assert goes_edge_by_edge(SM90, block, 8, 16, backward=backward) is True
-        assert goes_edge_by_edge(SM90, dense, 8, 16, backward=backward) is None
-        counted = dense._replace(num_tiles=3200), dense._replace(num_tiles=500)  # 16 and 100 edges a KV tile
-        assert [goes_edge_by_edge(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
-    assert goes_edge_by_edge(SM90, block, 1, 128) is False
 
 
 def _part_edges(memory):
