@@ -1,58 +1,19 @@
 """Edge orders: every form of a graph, repeated edges, rows in another order, and wrong edge ids."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 from edge_cases import EDGE_LISTS, FORMS, EdgeList
-from gpu_plan_on_cpu import gpu_on_cpu
 
-from bench.baselines import REGISTRY
 from data.dgl import import_dgl
-from fused3s.backends.base import InputSpec
-from fused3s.fused import backend as fused3s
-from fused3s.fused.planning.plan import plan_graph
-from fused3s.graph import edge_list
 from fused3s.graph.csr import CSRPattern, csr_from_scipy, csr_pattern
 from fused3s.graph.edge_order import edge_order
 from fused3s.graph.edges import canonical_csr
-from fused3s.graph.reorder.row_order import permute_rows
-from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 CPU = torch.device("cpu")
-
-
-def in_forms_order(graph: EdgeList, edges: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-    """The edges of a list in CSR order, their copies in the order of `edges`."""
-    listed = EdgeList(graph.row[edges], graph.col[edges], graph.shape)
-    return edges[listed.csr_order(rows)]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", EDGE_LISTS)
-def test_every_edge_is_kept_and_copies_are_in_the_callers_order(name, form):
-    graph = EDGE_LISTS[name]()
-    made, edges = FORMS[form](graph)
-    found = edge_order(csr_pattern(made, edge_ids=True), CPU)
-    assert found.num_edges == edges.numel() == graph.num_edges
-    assert found.edge_of_csr.dtype == torch.int64
-    assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges))
-    indptr, indices = canonical_csr(made, CPU)
-    assert torch.equal(indptr.diff(), torch.bincount(graph.row, minlength=graph.shape[0]))
-    assert torch.equal(indices.long(), graph.col[graph.csr_order()])
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["repeated", "n_one_past_16", "wide", "tall", "empty_rows_and_windows"])
-def test_rows_in_another_order(name, form):
-    graph = EDGE_LISTS[name]()
-    made, edges = FORMS[form](graph)
-    perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
-    found = edge_order(permute_rows(csr_pattern(made, edge_ids=True), perm), CPU)
-    assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges, perm.long()))
 
 
 @pytest.mark.parametrize("layout", ["bsr", "dia", "lil", "dok", "csc"])
@@ -106,18 +67,3 @@ def test_wrong_edge_ids_are_named(edge_ids, message):
     pattern = CSRPattern(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]), (2, 2))
     with pytest.raises(ValueError, match=message):
         edge_order(replace(pattern, edge_ids=torch.tensor(edge_ids)), CPU)
-
-
-@NEEDS_COMPILER
-@pytest.mark.parametrize("name", EDGE_LISTS)
-def test_the_kernels_that_plan_find_the_same_order(monkeypatch, name):
-    """On the CPU (tests/cuda_shim), for an edge list and for a pattern with the caller's numbers."""
-    graph = EDGE_LISTS[name]()
-    listed = edge_list.EdgeList(torch.stack([graph.col, graph.row]), graph.shape)
-    inputs = InputSpec(torch.float16, 16, 2, edge_data=True)
-    for given in (listed, csr_pattern(FORMS["scipy_coo"](graph)[0], edge_ids=True)):
-        with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
-            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
-            data = plan_graph(given, CPU, inputs, forward)
-        found = edge_order(given, CPU, sorted_edges=REGISTRY["fused3s"].sorted_edges(data))
-        assert torch.equal(found.edge_of_csr, graph.csr_order())
