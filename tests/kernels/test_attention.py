@@ -84,14 +84,6 @@ def test_nan_reaches_the_rows_that_use_it_and_no_others(backend, poisoned):
     assert torch.isfinite(output[~uses]).all()
 
 
-@pytest.mark.parametrize("backend", ["reference", "csr_unfused"])
-def test_rows_with_only_minus_infinity_scores_are_zero(backend):
-    graph = sp.csr_array(np.ones((2, 2)))
-    q = torch.tensor([[1.0], [1.0]]).expand(2, 8)[:, None]
-    k = torch.full((2, 1, 8), -torch.inf)
-    assert (sparse_attention(q, k, torch.ones(2, 1, 8), graph, backend=backend) == 0).all()
-
-
 @pytest.fixture
 def on_a_gpu(monkeypatch):
     """Choices for a GPU, where all backends of "auto" but DGL can run."""

@@ -41,21 +41,6 @@ def float_tensors(data: EdgeData) -> list[torch.Tensor]:
     return [each for each in vars(data).values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "sdpa_padded"])
-def test_gradients_without_edge_data(backend):
-    """One head as [N, d], which a backend sees as [N, 1, d]; a graph with a hub; q, k and v views of one tensor."""
-    for name in ("hub", "one_node_self_loop", "n_one_past_16"):
-        graph = EDGE_LISTS[name]()
-        made, _ = FORMS["scipy_coo"](graph)
-        plan = planned(backend, made, edge_data=False)
-        packed = torch.randn(graph.shape[0], 3, 6, dtype=DOUBLE, requires_grad=True)
-        factors = torch.randn(graph.shape[0], 6, dtype=DOUBLE)
-        (found,) = torch.autograd.grad((plan(*packed.unbind(1)) * factors).sum(), packed)
-        dense = dense_edge_attention(*packed[:, :, None].unbind(1), graph.mask(), 6**-0.5)[0]
-        (expected,) = torch.autograd.grad((dense.squeeze(1) * factors).sum(), packed)
-        close(found, expected)
-
-
 @pytest.mark.parametrize("backend", AUTOGRAD)
 def test_gradients_of_a_large_graph_need_no_dense_matrix(backend):
     num_nodes = 1 << 18  # a dense matrix would have 0.5 TB
