@@ -63,8 +63,7 @@ def assert_same(found, expected, leaves):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     grads = (torch.autograd.grad((each * weight).sum(), leaves) for each in (found, expected))
-    for mine, right in zip(*grads, strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -137,5 +137,7 @@ def test_gpu_first_call_neither_compiles_nor_synchronises(backend, out_dtype, mo
     torch.cuda.synchronize()
     compiled = set(jit._kernels)
     with no_waits():
+        torch.cuda._sleep(200_000_000)  # about 0.1 s
         plan(*tensors, out_dtype=out_dtype)
+        assert not torch.cuda.current_stream().query(), "the call returned only after the GPU had finished"
     assert set(jit._kernels) == compiled

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from edge_calls import plain_attention
-from tolerance import round_to_tf32
+from tolerance import assert_errors, round_to_tf32
 
 from fused3s.runtime.jit import Element, input_element
 from fused3s.terms.dropout import Dropout, kept_edges
@@ -110,12 +110,7 @@ def assert_gradients(grads, case: GradientCase, label: str) -> None:
             continue
         assert torch.isfinite(grad).all(), f"{place} is not finite at {torch.nonzero(~grad.isfinite())[0].tolist()}"
         errors, plain_errors = (_row_errors(each, expected, terms) for each in (grad, same_types))
-        allowed = factor * plain_errors.max() + floor
-        index, head = divmod(int(errors.argmax()), errors.shape[1])
-        assert errors.max() <= allowed, (
-            f"{place}: row {index}, head {head} is off by {errors.max():.2e} of its terms, allowed {allowed:.2e}; "
-            f"got {grad[index, head, :4].tolist()}..., expected {expected[index, head, :4].tolist()}..."
-        )
+        assert_errors(errors, factor * plain_errors.max() + floor, grad, expected, place)
 
 
 def float_floor(case: GradientCase) -> float:

@@ -1,17 +1,25 @@
 """Edge orders: every form of a graph, repeated edges, rows in another order, and wrong edge ids."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 from edge_cases import EDGE_LISTS, FORMS, EdgeList
+from gpu_plan_on_cpu import gpu_on_cpu
 
+from bench.baselines import REGISTRY
 from data.dgl import import_dgl
+from fused3s.backends.base import InputSpec
+from fused3s.fused import backend as fused3s
+from fused3s.fused.planning.plan import plan_graph
+from fused3s.graph import edge_list
 from fused3s.graph.csr import CSRPattern, csr_from_scipy, csr_pattern
 from fused3s.graph.edge_order import edge_order
 from fused3s.graph.edges import canonical_csr
+from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 CPU = torch.device("cpu")
 
@@ -67,3 +75,18 @@ def test_wrong_edge_ids_are_named(edge_ids, message):
     pattern = CSRPattern(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]), (2, 2))
     with pytest.raises(ValueError, match=message):
         edge_order(replace(pattern, edge_ids=torch.tensor(edge_ids)), CPU)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", EDGE_LISTS)
+def test_the_kernels_that_plan_find_the_same_order(monkeypatch, name):
+    """On the CPU (tests/cuda_shim), for an edge list and for a pattern with the caller's numbers."""
+    graph = EDGE_LISTS[name]()
+    listed = edge_list.EdgeList(torch.stack([graph.col, graph.row]), graph.shape)
+    inputs = InputSpec(torch.float16, 16, 2, edge_data=True)
+    for given in (listed, csr_pattern(FORMS["scipy_coo"](graph)[0], edge_ids=True)):
+        with cuda_on_cpu(), gpu_on_cpu(monkeypatch, "random"):
+            forward = partial(fused3s.forward_schedule, fused3s.gpu_limits(CPU), inputs, CPU.index)
+            data = plan_graph(given, CPU, inputs, forward)
+        found = edge_order(given, CPU, sorted_edges=REGISTRY["fused3s"].sorted_edges(data))
+        assert torch.equal(found.edge_of_csr, graph.csr_order())

@@ -49,8 +49,7 @@ def test_a_training_step_with_a_plan_can_be_captured(dtype, kind):
 
     captured = capture_step(lambda: gradients(plan), ours)
     x.neg_()
-    for mine, eager in zip(captured.replay(), gradients(edge_index), strict=True):
-        torch.testing.assert_close(mine, eager)
+    torch.testing.assert_close(captured.replay(), gradients(edge_index))
 
 
 @torch.no_grad()
