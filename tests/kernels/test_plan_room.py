@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from edge_cases import qkv
 from gpu_calls import no_waits
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import edge_list, hub_list
@@ -27,10 +28,8 @@ GRAPHS = [
 SHAPES = pytest.mark.parametrize(("heads", "dim"), [(2, 40), (1, 128), (8, 16)], ids=["2x40", "1x128", "8x16"])
 
 
-def tensors_for(heads, dim, device="cpu", seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn((size, heads, dim), generator=generator) for size in (ROWS, COLS, COLS))
-    return [each.to(HALF).to(device) for each in (query, key, value)]
+def tensors_for(heads, dim, device="cpu"):
+    return [each.to(device) for each in qkv((ROWS, COLS), heads, dim, HALF)]
 
 
 def room_for(heads, dim, device="cpu", **options):

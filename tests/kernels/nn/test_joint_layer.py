@@ -1,5 +1,5 @@
 """A layer as one autograd function, on a backend with a backward pass of its own: what autograd and users do with it,
-and the memory that its parameters share. Its numbers: test_pyg_layers.py, and test_layers_on_cpu.py by the kernels.
+and the memory that its parameters share. Its numbers: test_pyg_layers.py, and test_layers_by_kernels.py by the kernels.
 """
 
 import copy
