@@ -1,7 +1,6 @@
 """Plans of `fused3s` by the planning kernels, cuda/plan/*.cu, on the CPU (tests/cuda_shim): the bits of the oracle's
 plans, damaged graphs, rooms. On a GPU: test_gpu_plans.py."""
 
-from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -17,11 +16,11 @@ from poison import poisoned_buffers
 from bench.baselines import REGISTRY
 from fused3s.backends.base import QKV, BackwardCall, Call, InputSpec
 from fused3s.fused import backend as fused3s
-from fused3s.fused.choice import GraphSize, goes_edge_by_edge
+from fused3s.fused.choice import GraphSize
 from fused3s.fused.planning import gpu_csr, gpu_plan
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
 from fused3s.fused.planning.gpu_plan import GPUPlan, PlanForm, most_words, plan_instances
-from fused3s.fused.planning.plan import make_room, plan_graph, queue_plan
+from fused3s.fused.planning.plan import plan_graph, queue_plan
 from fused3s.fused.planning.schedule import ScheduleForm
 from fused3s.graph.csr import CSRPattern, csr_pattern
 from fused3s.graph.edge_list import EdgeList
@@ -348,64 +347,6 @@ def test_a_damaged_csr(monkeypatch, what, place, value):
             assert sorted(items[:, 0].tolist())[-300:] == list(range(300))
         for work_items in memory.work_items:
             assert (work_items[..., 25] == 0).all()  # COUNT
-
-
-@pytest.mark.parametrize("owns_memory", [True, False])
-@pytest.mark.parametrize("key", INPUTS)
-def test_one_plan_is_filled_again_and_again(monkeypatch, key, owns_memory):
-    """Larger, then smaller graphs, with padding: the used part is that of a plan of the graph alone. In memory of the
-    caller, another object finds the same plan."""
-    inputs, shape, room = INPUTS[key], (200, 300), 9000
-    graphs = [
-        edge_list(*shape, 400, 1),
-        edge_list(*shape, room, 2, torch.int32),
-        edge_list(*shape, 0),
-        edge_list(*shape, 3000, 3),
-    ]
-    with cuda_on_cpu():
-        forward = forward_of(inputs)
-        with gpu_on_cpu(monkeypatch):
-            given = None if owns_memory else torch.full((most_words(room, *shape),), -7, dtype=torch.int32)
-            memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward, given)
-            for number, graph in enumerate(graphs):
-                padded = torch.full((2, min(room, graph.num_edges + 50)), -1, dtype=graph.edge_index.dtype)
-                padded[:, : graph.num_edges] = graph.edge_index
-                padded = padded[:, torch.randperm(padded.shape[1], generator=torch.Generator().manual_seed(number))]
-                memory.fill(EdgeSource(padded, has_padding=True))
-                if given is not None:
-                    memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward, given)
-                exact = memory.exact(arrays, memory.numbers.tolist())
-                alone = EdgeList(padded[:, padded[0] >= 0], shape)
-                with monkeypatch.context() as patch:
-                    # As the room, whatever the number of edges.
-                    patch.setattr("fused3s.fused.planning.plan.part_edges_for_heads", _part_edges(memory))
-                    patch.setattr("fused3s.fused.planning.plan.goes_edge_by_edge", _choice_of(arrays))
-                    expected = expected_plan(alone, CPU, inputs, forward).arrays
-                _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
-
-
-def _part_edges(memory):
-    return lambda *arguments: memory.form.part_edges
-
-
-def _choice_of(arrays):
-    return lambda tuning, size, *arguments, **options: (
-        goes_edge_by_edge(tuning, arrays.size, *arguments, **options) is not False
-    )
-
-
-def _assert_used(made, expected, num_edges, label):
-    """Arrays with an entry for each edge have room behind them, and no other array has."""
-    of_edges = {"indices", "slot_edges", "slot_places", "column_rows", "column_edges"}
-    of_edges |= {"column_slot_edges", "column_slot_places"}
-    for field in fields(expected):
-        got, wanted, at = getattr(made, field.name), getattr(expected, field.name), f"{label}: {field.name}"
-        if isinstance(wanted, torch.Tensor):
-            assert torch.equal(got[:num_edges] if field.name in of_edges else got, wanted), at
-        elif field.name == "size":
-            assert got[:2] == wanted[:2], at
-        elif field.name not in ("edge_ids", "has_room"):
-            assert got == wanted, at
 
 
 @pytest.mark.parametrize(

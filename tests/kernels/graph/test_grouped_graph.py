@@ -14,7 +14,7 @@ from fused3s.fused.planning.plan import plan_graph, queue_plan
 from fused3s.graph import grouped as grouped_graph
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edge_list import EdgeList
-from fused3s.graph.grouped import grouped_edges, grouped_ids
+from fused3s.graph.grouped import grouped_edges, grouped_ids, grouped_rows
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 CPU, HALF = torch.device("cpu"), torch.float16
@@ -38,6 +38,10 @@ def test_rows_that_do_not_fit_into_32_bits():
     graph = EdgeList(torch.zeros((2, 0), dtype=torch.int32), ((1 << 31) - 1, 5))
     with pytest.raises(ValueError, match=r"graph: got 2147483647 rows for 2 .* up to 1073741822 rows are allowed"):
         grouped_edges(graph, 2)
+
+
+def test_an_order_of_rows_keeps_the_heads_of_a_query_together():
+    assert grouped_rows(torch.tensor([2, 0, 1], dtype=torch.int32), 2).tolist() == [4, 5, 0, 1, 2, 3]
 
 
 @NEEDS_COMPILER
