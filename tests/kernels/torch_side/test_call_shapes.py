@@ -273,6 +273,13 @@ def test_compiled_calls(backend, name):
     torch.compiler.reset()
 
 
+EDGES = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7])
+
+
+def plan_of(graph=EDGES, **options):
+    return plan_attention(graph, shape=(20, 20), backend="reference", device="cpu", **options)
+
+
 def tensors_for(**changes):
     """q, k, v of 4 heads, 2 KV heads of 5 columns, and a batch of 2, over 20 nodes."""
     shapes = {"q": (2, 20, 4, 5), "k": (2, 20, 2, 5), "v": (2, 20, 2, 5)} | changes
@@ -316,7 +323,7 @@ def test_numbers_of_heads_that_cannot_be(options, error, message):
 
 
 def test_heads_that_do_not_fit_a_plan_for_others_or_none():
-    plan = plan_attention(FORMS["torch_coo"](EDGE_LISTS["no_edges"]())[0], backend="reference", device="cpu")
+    plan = plan_of()
     with pytest.raises(ValueError, match=r"k: got .*plan_attention\(\.\.\., num_heads=4, num_kv_heads=2\)"):
         plan(*tensors_for())
     q, k, v = tensors_for(k=(2, 20, 3, 5), v=(2, 20, 3, 5))
@@ -337,37 +344,30 @@ def test_heads_that_do_not_fit_a_plan_for_others_or_none():
     ],
 )
 def test_edge_data_that_does_not_fit(data, message):
-    edges = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7])
-    plan = plan_attention(
-        edges, shape=(20, 20), backend="reference", device="cpu", num_heads=4, num_kv_heads=2, edge_data=True
-    )
+    plan = plan_of(num_heads=4, num_kv_heads=2, edge_data=True)
     data = EdgeData(**{name: torch.zeros(size, dtype=DOUBLE) for name, size in data.items()})
     with pytest.raises(ValueError, match=message):
         plan(*tensors_for(), edges=data)
 
 
 def test_errors_name_the_callers_edges():
-    edges = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7])
-    plan = plan_attention(
-        edges, shape=(20, 20), backend="reference", device="cpu", num_heads=4, num_kv_heads=2, edge_data=True
-    )
+    plan = plan_of(num_heads=4, num_kv_heads=2, edge_data=True)
     bias = torch.zeros(33, 4, dtype=DOUBLE)
     bias[17, 3] = torch.nan
     with pytest.raises(ValueError, match="bias: edge 17, column 3 is nan"):
         plan.bind_edges(EdgeData(bias=bias))
+    edges = EDGES.clone()
     edges[1, 30] = 20
     with pytest.raises(ValueError, match=r"row 1 \(targets\) holds ids from 0 to 20; the graph of shape \(20, 20\)"):
-        plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", num_heads=4, num_kv_heads=2)
-    arrays = torch.tensor([0, 1, 2]), torch.tensor([1, 3])
-    with pytest.raises(ValueError, match="indices: row 1 holds column 3; allowed are 0 to 1"):
-        plan_attention(arrays, shape=(2, 2), backend="reference", device="cpu", num_heads=4, num_kv_heads=2)
+        plan_of(edges, num_heads=4, num_kv_heads=2)
+    arrays = torch.arange(21).clamp(max=2), torch.tensor([1, 20])
+    with pytest.raises(ValueError, match="indices: row 1 holds column 20; allowed are 0 to 19"):
+        plan_of(arrays, num_heads=4, num_kv_heads=2)
 
 
 def test_data_bound_by_a_plan_of_other_groups():
     """Without values of edges a plan of the same shape may have bound it, if the heads are grouped as here."""
-    edges, plans = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7]), []
-    for options in ({}, {"num_heads": 4, "num_kv_heads": 2}, {"num_heads": 4, "num_kv_heads": 1}):
-        plans.append(plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", **options))
+    plans = [plan_of(), plan_of(num_heads=4, num_kv_heads=2), plan_of(num_heads=4, num_kv_heads=1)]
     data = EdgeData(score=ScoreTerm("s + x", row={"x": torch.zeros(20, dtype=DOUBLE)}))
     bound = [plan.bind_edges(data) for plan in plans]
     for wrong in (bound[0], bound[2]):
@@ -380,8 +380,7 @@ def test_data_bound_by_a_plan_of_other_groups():
 
 
 def test_values_of_another_width_need_weights_of_their_width():
-    edges = torch.stack([torch.arange(33) % 20, torch.arange(33) % 7])
-    plan = plan_attention(edges, shape=(20, 20), backend="reference", device="cpu", edge_data=True)
+    plan = plan_of(edge_data=True)
     q, k, v = (torch.randn(20, 2, dim, dtype=DOUBLE) for dim in (5, 5, 3))
     data = EdgeData(features=torch.randn(33, 2, dtype=DOUBLE), value_weight=torch.randn(2, 5, 2, dtype=DOUBLE))
     with pytest.raises(ValueError, match=r"value_weight: got .* 3 columns of a head are needed"):
