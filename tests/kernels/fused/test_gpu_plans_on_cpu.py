@@ -16,12 +16,13 @@ from poison import poisoned_buffers
 from bench.baselines import REGISTRY
 from fused3s.backends.base import QKV, BackwardCall, Call, InputSpec
 from fused3s.fused import backend as fused3s
-from fused3s.fused.choice import GraphSize
+from fused3s.fused.choice import GraphSize, goes_edge_by_edge
 from fused3s.fused.planning import gpu_csr, gpu_plan
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
 from fused3s.fused.planning.gpu_plan import GPUPlan, PlanForm, most_words, plan_instances
 from fused3s.fused.planning.plan import plan_graph, queue_plan
 from fused3s.fused.planning.schedule import ScheduleForm
+from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import CSRPattern, csr_pattern
 from fused3s.graph.edge_list import EdgeList
 from fused3s.graph.edge_order import edge_order
@@ -390,3 +391,13 @@ def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
             assert got.shape == like.shape
             assert (got == 0).all()
         assert (lse == -torch.inf).all()
+
+
+def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
+    block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
+    for backward in (False, True):
+        assert goes_edge_by_edge(SM90, block, 8, 16, backward=backward) is True
+        assert goes_edge_by_edge(SM90, dense, 8, 16, backward=backward) is None
+        counted = dense._replace(num_tiles=3200), dense._replace(num_tiles=500)  # 16 and 100 edges a KV tile
+        assert [goes_edge_by_edge(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
+    assert goes_edge_by_edge(SM90, block, 1, 128) is False
