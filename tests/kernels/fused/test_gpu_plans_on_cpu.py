@@ -21,7 +21,7 @@ from fused3s.fused.planning import gpu_csr, gpu_plan
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
 from fused3s.fused.planning.gpu_plan import GPUPlan, PlanForm, most_words, plan_instances
 from fused3s.fused.planning.plan import plan_graph, queue_plan
-from fused3s.fused.planning.schedule import ScheduleForm
+from fused3s.fused.planning.schedule import ScheduleForm, most_splits_of
 from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import CSRPattern, csr_pattern
 from fused3s.graph.edge_list import EdgeList
@@ -250,6 +250,11 @@ def test_the_memory_of_a_plan_has_a_bound_that_is_linear():
             each.view(torch.uint8).add_(1)
         assert memory.view(torch.uint8).max() == 1
         assert {each.untyped_storage().data_ptr() for each in arrays} == {memory.data_ptr()}
+
+
+def test_at_most_two_splits_for_each_share_of_a_block():
+    """132 blocks of four warps at once: up to 4/3 of them, of windows with more than 32 tiles, and two more."""
+    assert most_splits_of(200_000, 1600, ScheduleForm(1, 4, 4 * 132)) == 132 * 4 * 33 // (3 * 32) + 2
 
 
 @pytest.mark.parametrize("graph", [LISTS["copies"](), PATTERNS["symmetric"]()], ids=["edge list", "csr"])
