@@ -376,6 +376,14 @@ def test_features_of_self_loops_are_kept_while_features_and_edges_stay():
     assert number not in self_loops._features._entries
 
 
+def test_the_memo_keeps_nothing_of_a_tensor_of_inference_mode():
+    """Torch does not count its changes."""
+    memo, made = TensorMemo("x"), iter((7, 8))
+    with torch.inference_mode():
+        tensor = torch.zeros(3)
+    assert [memo.get(tensor, "a", lambda: next(made), lambda value: ()) for _ in range(2)] == [7, 8]
+
+
 def test_the_memo_lets_go_of_a_tensor_whose_earlier_state_a_capture_keeps(monkeypatch):
     memo, tensor, errors = TensorMemo("x"), torch.zeros(3), []
     monkeypatch.setattr(sys, "unraisablehook", errors.append)
