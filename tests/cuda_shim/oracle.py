@@ -3,18 +3,20 @@ same types; four times for float32 inputs."""
 
 import torch
 from attention_cases import EDGE_CASES, REPEATED, Csr, counts_of, dense_attention
-from tolerance import FLOAT32_FACTOR, FLOAT32_FLOOR, FLOOR, edges_of, row_errors, torch_same_types
+from tolerance import FLOAT32_FACTOR, FLOAT32_FLOOR, FLOOR, assert_errors, edges_of, row_errors, torch_same_types
 
 # Every edge case; of the hub's 2000 nodes those around the hub, since the oracle is dense.
 GRAPHS = EDGE_CASES | {"hub": lambda: EDGE_CASES["hub"]()[750:1250, 750:1250]}
 MULTIGRAPHS = GRAPHS | REPEATED
 
 
-def inputs(graph: Csr, heads: int, dim: int, dtype: torch.dtype, strided: bool = False) -> list[torch.Tensor]:
+def inputs(
+    graph: Csr, heads: int, dim: int, dtype: torch.dtype, strided: bool = False, device: str = "cpu"
+) -> list[torch.Tensor]:
     """Query, key and value of a graph; `strided`: as views of wider rows, like those of one projection."""
     rows, cols = graph.shape
     generator = torch.Generator().manual_seed(rows + 7 * cols + 13 * heads + dim)
-    tensors = [torch.randn(n, heads, dim, generator=generator).to(dtype) for n in (rows, cols, cols)]
+    tensors = [torch.randn(n, heads, dim, generator=generator).to(device, dtype) for n in (rows, cols, cols)]
     if strided:
         tensors = [torch.stack([torch.full_like(each, torch.nan), each], 1)[:, 1] for each in tensors]
     return tensors
@@ -36,7 +38,7 @@ def assert_attention(
 
     `normalised`, `one_term`: see `torch_same_types`.
     """
-    q, k, v = tensors
+    output, lse, q, k, v = (None if each is None else each.cpu() for each in (output, lse, *tensors))
     counts = counts_of(graph)
     expected = dense_attention(q, k, v, counts, scale)
     wrong = torch.nonzero(output.isnan() != expected.isnan())
@@ -48,11 +50,7 @@ def assert_attention(
     factor = FLOAT32_FACTOR if q.dtype == torch.float32 else 2
     floor = FLOAT32_FLOOR if q.dtype == torch.float32 and not one_term else FLOOR
     allowed = factor * row_errors(plain, expected, terms).amax() + floor if expected.numel() else floor
-    row, head = divmod(int(errors.argmax()), errors.shape[1])
-    assert errors.max() <= allowed, (
-        f"{label}: row {row}, head {head} is off by {errors.max():.2e} of its norm, allowed {allowed:.2e}; "
-        f"got {output[row, head, :4].tolist()}..., expected {expected[row, head, :4].tolist()}..."
-    )
+    assert_errors(errors, allowed, output, expected, label)
     if lse is not None:
         _assert_lse(lse, q, k, counts, scale, label, one_term)
 

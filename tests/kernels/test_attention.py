@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import dense_attention, mask_of
+from edge_cases import qkv
 from tolerance import row_errors
 
 from bench.baselines import REGISTRY
@@ -26,11 +27,6 @@ SPARSE_BACKENDS = [*FLOAT32_BACKENDS, "pyg"]  # a NaN stays in the rows that use
 CPU_BACKENDS = [*SPARSE_BACKENDS, "sdpa_padded"]
 
 
-def inputs(rows: int, cols: int, heads: int = 2, dim: int = 16, dtype=torch.float32) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(rows * 31 + cols)
-    return tuple(torch.randn(n, heads, dim, generator=generator).to(dtype) for n in (rows, cols, cols))
-
-
 def random_graph(rows: int = 40, cols: int = 40) -> sp.csr_array:
     return sp.random_array((rows, cols), density=0.15, format="csr", rng=np.random.default_rng(1))
 
@@ -42,7 +38,7 @@ QUERIES = {"normal": lambda q: q, "zero": torch.zeros_like, "huge": lambda q: 1e
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_against_dense_float64(edge_case, backend, query):
-    q, k, v = inputs(*edge_case.shape)
+    q, k, v = qkv(edge_case.shape, 2, 16)
     q = QUERIES[query](q)
     if query == "shifted":
         q[..., 0], k[..., 0] = 1.0, -1200.0
@@ -59,7 +55,7 @@ def test_against_dense_float64(edge_case, backend, query):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_types_and_two_dimensions(backend, dtype):
     graph = sp.vstack([random_graph(39, 40), sp.csr_array((1, 40))]).tocsr()
-    q, k, v = (tensor[:, 0] for tensor in inputs(40, 40, dtype=dtype))
+    q, k, v = (tensor[:, 0] for tensor in qkv((40, 40), 2, 16, dtype))
     output = sparse_attention(q, k, v, graph, backend=backend)
     assert output.shape == q.shape
     assert output.dtype == dtype
@@ -75,21 +71,13 @@ def test_types_and_two_dimensions(backend, dtype):
 @pytest.mark.parametrize("backend", SPARSE_BACKENDS)
 def test_nan_reaches_the_rows_that_use_it_and_no_others(backend, poisoned):
     graph = random_graph()
-    tensors = dict(zip("qkv", inputs(40, 40), strict=True))
+    tensors = dict(zip("qkv", qkv((40, 40), 2, 16), strict=True))
     tensors[poisoned][7] = torch.nan
     output = sparse_attention(*tensors.values(), graph, backend=backend)
     uses = torch.arange(40) == 7 if poisoned == "q" else mask_of(graph)[:, 7]
     assert uses.any()
     assert torch.isnan(output[uses]).all()
     assert torch.isfinite(output[~uses]).all()
-
-
-@pytest.mark.parametrize("backend", ["reference", "csr_unfused"])
-def test_rows_with_only_minus_infinity_scores_are_zero(backend):
-    graph = sp.csr_array(np.ones((2, 2)))
-    q = torch.tensor([[1.0], [1.0]]).expand(2, 8)[:, None]
-    k = torch.full((2, 1, 8), -torch.inf)
-    assert (sparse_attention(q, k, torch.ones(2, 1, 8), graph, backend=backend) == 0).all()
 
 
 @pytest.fixture
@@ -120,7 +108,7 @@ def test_auto_says_once_for_a_reason_why_it_leaves_fused3s(on_a_gpu, monkeypatch
 
 def test_auto_logs_its_choice(caplog):
     graph = random_graph()
-    q, k, v = inputs(40, 40)
+    q, k, v = qkv((40, 40), 2, 16)
     with caplog.at_level(logging.INFO, logger="fused3s"):
         plan = plan_attention(graph, device="cpu", dtype=torch.float32, head_dim=16)
     assert plan.backend == "csr_unfused"
@@ -140,7 +128,7 @@ def test_auto_passes_over_backends_that_cannot_take_the_inputs(monkeypatch, dtyp
 
 def test_log_sum_exp_is_that_of_the_dense_scores():
     graph = sp.vstack([random_graph(39, 40), sp.csr_array((1, 40))]).tocsr()
-    q, k, v = (tensor[:, 0] for tensor in inputs(40, 40))
+    q, k, v = (tensor[:, 0] for tensor in qkv((40, 40), 2, 16))
     output, lse = plan_attention(graph, device="cpu", backend="reference")(q, k, v, scale=0.3, return_lse=True)
     score = (q.double() @ k.double().T * 0.3).masked_fill(~mask_of(graph), -torch.inf)
     torch.testing.assert_close(lse, torch.logsumexp(score, 1).float())

@@ -41,21 +41,6 @@ def float_tensors(data: EdgeData) -> list[torch.Tensor]:
     return [each for each in vars(data).values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "sdpa_padded"])
-def test_gradients_without_edge_data(backend):
-    """One head as [N, d], which a backend sees as [N, 1, d]; a graph with a hub; q, k and v views of one tensor."""
-    for name in ("hub", "one_node_self_loop", "n_one_past_16"):
-        graph = EDGE_LISTS[name]()
-        made, _ = FORMS["scipy_coo"](graph)
-        plan = planned(backend, made, edge_data=False)
-        packed = torch.randn(graph.shape[0], 3, 6, dtype=DOUBLE, requires_grad=True)
-        factors = torch.randn(graph.shape[0], 6, dtype=DOUBLE)
-        (found,) = torch.autograd.grad((plan(*packed.unbind(1)) * factors).sum(), packed)
-        dense = dense_edge_attention(*packed[:, :, None].unbind(1), graph.mask(), 6**-0.5)[0]
-        (expected,) = torch.autograd.grad((dense.squeeze(1) * factors).sum(), packed)
-        close(found, expected)
-
-
 @pytest.mark.parametrize("backend", AUTOGRAD)
 def test_gradients_of_a_large_graph_need_no_dense_matrix(backend):
     num_nodes = 1 << 18  # a dense matrix would have 0.5 TB
@@ -239,8 +224,7 @@ class TestDropout:
         close(output, expected)
         factors = torch.randn_like(expected)
         found, wanted = (torch.autograd.grad((each * factors).sum(), tensors) for each in (output, expected))
-        for left, right in zip(found, wanted, strict=True):
-            close(left, right)
+        close(found, wanted)
 
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_with_all_edge_data_every_backend_agrees(self, backend):
@@ -250,8 +234,7 @@ class TestDropout:
             output = planned(name, graph)(*tensors, edges=data, dropout=dropout)
             (output * torch.arange(5)).sum().backward()
             results.append([output, *(leaf.grad for leaf in (*tensors, *float_tensors(data)))])
-        for expected, found in zip(*results, strict=True):
-            close(found, expected)
+        close(*results)
 
     def test_seeds_are_ints_tensors_or_drawn(self):
         graph, tensors, _ = whole_case()
@@ -317,7 +300,6 @@ def test_gpu_a_captured_step_draws_a_mask_at_each_replay():
     for _ in range(2):
         seed += 1
         replayed = [tensor.clone() for tensor in captured.replay()]
-        for found, expected in zip(replayed, step(), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(replayed, step(), rtol=1e-2, atol=1e-3)
         outputs.append(replayed[0])
     assert not torch.equal(*outputs)

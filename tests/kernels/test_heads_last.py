@@ -4,7 +4,9 @@ import importlib
 
 import pytest
 import torch
-from edge_cases import EDGE_LISTS
+from edge_cases import EDGE_LISTS, compressed
+from edge_cases import FORMS as GRAPH_FORMS
+from sparse_matrix import SparseMatrix
 
 import fused3s
 from data.dgl import import_dgl
@@ -12,16 +14,6 @@ from data.dgl import import_dgl
 dgl = import_dgl()
 pytestmark = pytest.mark.usefixtures("formula", "one_thread")
 D, OUT, HEADS = 5, 7, 3
-
-
-class SparseMatrix:
-    """The part of dgl.sparse.SparseMatrix that is read; its library is missing for most PyTorch releases."""
-
-    def __init__(self, row, col, shape, val):
-        self.row, self.col, self.shape, self.val = row, col, shape, val
-
-    def coo(self):
-        return self.row, self.col
 
 
 def inputs(shape, dtype=torch.float64):
@@ -46,32 +38,21 @@ def as_coo(edges, values):
     return torch.sparse_coo_tensor(torch.stack((edges.row, edges.col)), values, edges.shape + values.shape[1:])
 
 
-def compressed(edges, values, by_column):
+def compressed_tensor(edges, values, by_column):
     """CSR or CSC; inner ids are unsorted and repeated."""
-    outer, inner = (edges.col, edges.row) if by_column else (edges.row, edges.col)
-    order = outer.argsort(stable=True)
-    offsets = torch.bincount(outer, minlength=edges.shape[by_column]).cumsum(0)
+    (offsets, ids, _), order = compressed(edges, by_column)
     make = torch.sparse_csc_tensor if by_column else torch.sparse_csr_tensor
-    size = edges.shape + values.shape[1:]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), offsets])
-    return make(offsets, inner[order], values[order], size, check_invariants=False)
-
-
-def as_graph(edges, values):
-    ends = edges.col, edges.row
-    if edges.shape[0] == edges.shape[1]:
-        return dgl.graph(ends, num_nodes=edges.shape[0])
-    return dgl.heterograph({("k", "to", "q"): ends}, {"k": edges.shape[1], "q": edges.shape[0]})
+    return make(offsets, ids, values[order], edges.shape + values.shape[1:], check_invariants=False)
 
 
 FORMS = {
     "SparseMatrix": lambda edges, values: SparseMatrix(edges.row, edges.col, edges.shape, values),
     "COO": as_coo,
-    "CSR": lambda edges, values: compressed(edges, values, False),
-    "CSC": lambda edges, values: compressed(edges, values, True),
+    "CSR": lambda edges, values: compressed_tensor(edges, values, False),
+    "CSC": lambda edges, values: compressed_tensor(edges, values, True),
     "bool": lambda edges, values: as_coo(edges, values.bool()),
     "pair": lambda edges, values: (edges.row, edges.col),
-    "graph": as_graph,
+    "graph": lambda edges, values: GRAPH_FORMS["dgl"](edges)[0],
     "plan": lambda edges, values: fused3s.plan_attention(
         torch.stack((edges.col, edges.row)), shape=edges.shape, device="cpu", backward=True
     ),
@@ -82,8 +63,7 @@ def assert_same(found, expected, leaves):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     grads = (torch.autograd.grad((each * weight).sum(), leaves) for each in (found, expected))
-    for mine, right in zip(*grads, strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -161,9 +141,9 @@ def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"got str; a DGLGraph, a dgl\.sparse\.SparseMatrix or a plan"):
         fused3s.edge_attention(q, k, v, "graph")
     with pytest.raises(ValueError, match=r"adj: got shape \(7, 60\); q and k have 60 and 7 rows"):
-        fused3s.edge_attention(k, q, v[:7], as_graph(edges, None))
+        fused3s.edge_attention(k, q, v[:7], GRAPH_FORMS["dgl"](edges)[0])
     with pytest.raises(ValueError, match=r"q, k, v: got \[3, 3, 2\] dimensions; all \[N, d, H\]"):
-        fused3s.edge_attention(q, k, v[..., 0], as_graph(edges, None))
+        fused3s.edge_attention(q, k, v[..., 0], GRAPH_FORMS["dgl"](edges)[0])
     with pytest.raises(ValueError, match="edge_index: row 1"):
         fused3s.edge_attention(q, k, v, (edges.row + 1, edges.col))
 

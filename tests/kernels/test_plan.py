@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 import torch
 from attention_cases import EDGE_CASES
+from edge_cases import qkv
 from gpu_calls import no_waits
 from instances import plan_for
 from plan_oracle import SplitHeuristic, make_schedule, with_schedule
@@ -36,13 +37,6 @@ def make_plan(backend: str, name: str = "n_one_past_16", **options) -> Attention
     if backend not in CUDA_BACKENDS:
         options = {"dtype": FLOAT, "head_dim": 16, "num_heads": 2} | options
     return plan_attention(EDGE_CASES[name](), backend=backend, device="cpu", **options)
-
-
-def inputs(plan: AttentionPlan, dim: int = 16, dtype: torch.dtype = FLOAT) -> list[torch.Tensor]:
-    rows, cols = plan.shape
-    generator = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(n, 2, dim, generator=generator).to(dtype) for n in (rows, cols, cols)]
-    return [tensor.to(plan.device) for tensor in tensors]
 
 
 def all_tensors(plan: AttentionPlan) -> list[torch.Tensor]:
@@ -118,7 +112,7 @@ def gpu_plan(**options) -> AttentionPlan:
 @pytest.mark.parametrize("reorder", ["none", "communities"])
 def test_gpu_plan_runs_after_a_move(reorder):
     plan = gpu_plan(dtype=HALF, head_dim=16, reorder=reorder)
-    tensors = inputs(plan, dtype=HALF)
+    tensors = [each.to(GPU) for each in qkv(plan.shape, 2, 16, HALF)]
     expected = plan(*tensors)
     assert torch.equal(plan.to("cpu").to("cuda")(*tensors), expected)
 
@@ -133,9 +127,11 @@ def test_gpu_first_call_neither_compiles_nor_synchronises(backend, out_dtype, mo
     plan = plan_attention(
         graph, backend=backend, device=GPU, dtype=dtype, head_dim=40, num_heads=2, out_dtype=out_dtype
     )
-    tensors = inputs(plan, 40, dtype)
+    tensors = [each.to(GPU) for each in qkv(plan.shape, 2, 40, dtype)]
     torch.cuda.synchronize()
     compiled = set(jit._kernels)
     with no_waits():
+        torch.cuda._sleep(200_000_000)  # about 0.1 s
         plan(*tensors, out_dtype=out_dtype)
+        assert not torch.cuda.current_stream().query(), "the call returned only after the GPU had finished"
     assert set(jit._kernels) == compiled

@@ -1,15 +1,23 @@
 """Plans with room, of which one serves many graphs: on the CPU (tests/cuda_shim) and, in a CUDA graph, on a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from edge_cases import qkv
 from gpu_calls import no_waits
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import edge_list, hub_list
 from poison import poisoned_buffers
 
+from bench.baselines import REGISTRY
 from fused3s import EdgeData, PlanRoom, plan_attention, plan_many
+from fused3s.backends.base import InputSpec
 from fused3s.backends.reference import edge_softmax_attention
+from fused3s.fused.planning.gpu_csr import EdgeSource
+from fused3s.fused.planning.gpu_plan import most_words
 from fused3s.graph.edge_list import EdgeList
+from fused3s.graph.edge_order import EdgeOrder
 from fused3s.runtime.cuda_graph import capture
 from fused3s.torch_side.tensor_record import tensors_of
 from tests.cuda_shim.cuda_on_cpu import MODES, NEEDS_COMPILER, cuda_on_cpu
@@ -27,10 +35,8 @@ GRAPHS = [
 SHAPES = pytest.mark.parametrize(("heads", "dim"), [(2, 40), (1, 128), (8, 16)], ids=["2x40", "1x128", "8x16"])
 
 
-def tensors_for(heads, dim, device="cpu", seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn((size, heads, dim), generator=generator) for size in (ROWS, COLS, COLS))
-    return [each.to(HALF).to(device) for each in (query, key, value)]
+def tensors_for(heads, dim, device="cpu"):
+    return [each.to(device) for each in qkv((ROWS, COLS), heads, dim, HALF)]
 
 
 def room_for(heads, dim, device="cpu", **options):
@@ -106,6 +112,35 @@ def test_gradients_of_a_plan_with_room(monkeypatch, heads, dim):
             for leaf, gradient in zip(leaves, gradients, strict=True):
                 error = (leaf.grad.double() - gradient).abs().max()
                 assert error <= 6e-3 * max(1, gradient.abs().max()), f"graph {number}: {error}"
+
+
+@on_the_shim
+@pytest.mark.parametrize(("heads", "dim"), [(1, 64), (8, 16)])
+def test_a_plan_is_found_in_memory_of_the_caller(monkeypatch, heads, dim):
+    """By another object than the one that filled it, as in compiled layers; its calls have the bits of a room."""
+    backend, inputs = REGISTRY["fused3s"], InputSpec(HALF, dim, heads, edge_data=True, backward=True)
+    memory = torch.full((most_words(EDGES, ROWS, COLS),), -7, dtype=torch.int32)
+    leaves = [each.requires_grad_() for each in (*tensors_for(heads, dim), torch.randn(EDGES, heads).half())]
+
+    def both_passes(plan):
+        with poisoned_buffers(monkeypatch):
+            output = plan(*leaves[:3], scale=0.3, edges=EdgeData(bias=leaves[3]))
+            return [output, *torch.autograd.grad(output.sum(), leaves)]
+
+    with cuda_on_cpu(), gpu_on_cpu(monkeypatch):
+        room = room_for(heads, dim, edge_data=True, backward=True)
+
+        def in_memory():
+            return backend.make_room((ROWS, COLS), EDGES, memory.device, inputs, memory)
+
+        for number in (1, 3, 2, 0):
+            source = padded(GRAPHS[number])
+            in_memory().refilled(EdgeSource(source, has_padding=True))
+            room.fill(source)
+            data = in_memory()
+            plan = replace(room.plan, data=data, edge_order=EdgeOrder(backend.sorted_edges(data)))
+            for found, expected in zip(both_passes(plan), both_passes(room.plan), strict=True):
+                assert torch.equal(found, expected), f"graph {number}"
 
 
 @on_the_shim
@@ -246,14 +281,3 @@ def test_gpu_a_fill_does_not_wait(heads, dim):
         plans = plan_many([(edges[:, :2000], (ROWS, COLS))] * 3, dtype=HALF, head_dim=64, backward=True)
     for plan in plans:
         plan.data.settled()
-
-
-@pytest.mark.gpu
-def test_gpu_an_error_is_raised_at_a_later_call():
-    edges = GRAPHS[1].edge_index.cuda()
-    edges[0, 99] = COLS
-    plan = plan_attention(edges, shape=(ROWS, COLS), dtype=HALF, head_dim=64, check=False)
-    tensors = tensors_for(1, 64, "cuda")
-    torch.cuda.synchronize()
-    with pytest.raises(ValueError, match=f"edge_index: row 0.*{COLS}"):
-        plan(*tensors)

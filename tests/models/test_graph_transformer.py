@@ -25,12 +25,6 @@ def run(model, graph, backend="reference"):
     return model(model.prepare(graph, plan(graph, backend)))
 
 
-@pytest.mark.parametrize(("heads", "norm", "backend"), [(1, "layer", "dgl"), (4, "batch", "reference")])
-def test_model_is_the_architecture_of_the_paper(make_graph, make_model, heads, norm, backend):
-    graph, model = make_graph(), make_model(heads=heads, norm=norm)
-    torch.testing.assert_close(run(model, graph, backend), ByHand(model)(graph).float(), **TOLERANCE)
-
-
 def test_categorical_features_and_mean_readout(make_graph, make_model):
     values = (5, 3, 2)
     batch = import_dgl().batch([make_graph(n, 4 * n, cardinalities=values, seed=n) for n in (9, 2, 30)])

@@ -8,7 +8,7 @@ from ptxas import compile_ptxas
 
 from fused3s.runtime.jit import KernelInstance
 
-# sm_90 is the one that the library compiles for on an H100; the dense block takes sm_90a (tests/dense).
+# sm_90 is the one that the library compiles for on an H100; the dense block takes sm_90a (tests/models/dense).
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"]
 MOST_SHARED_BYTES = 48 * 1024  # static, of a block
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32

@@ -108,7 +108,7 @@ def _as_coo(graph: EdgeList) -> tuple[Any, torch.Tensor]:
     )
 
 
-def _compressed(graph: EdgeList, by_column: bool = False) -> tuple[list[torch.Tensor], torch.Tensor]:
+def compressed(graph: EdgeList, by_column: bool = False) -> tuple[list[torch.Tensor], torch.Tensor]:
     """[offsets, inner ids, values] of CSR or CSC, and the order of the edges: inner ids stay unsorted and repeated."""
     outer, inner = (graph.col, graph.row) if by_column else (graph.row, graph.col)
     order = torch.sort(outer, stable=True).indices
@@ -117,12 +117,12 @@ def _compressed(graph: EdgeList, by_column: bool = False) -> tuple[list[torch.Te
 
 
 def _as_scipy(graph: EdgeList, make: Callable[..., Any], by_column: bool) -> tuple[Any, torch.Tensor]:
-    (offsets, ids, values), order = _compressed(graph, by_column)
+    (offsets, ids, values), order = compressed(graph, by_column)
     return make((values.numpy(), ids.numpy(), offsets.numpy()), shape=graph.shape), order
 
 
 def _as_torch(graph: EdgeList, make: Callable[..., Any], by_column: bool) -> tuple[Any, torch.Tensor]:
-    arrays, order = _compressed(graph, by_column)
+    arrays, order = compressed(graph, by_column)
     return make(*arrays, graph.shape, check_invariants=False), order
 
 
@@ -140,6 +140,26 @@ FORMS: dict[str, Callable[[EdgeList], tuple[Any, torch.Tensor]]] = {
     "torch_csr": lambda graph: _as_torch(graph, torch.sparse_csr_tensor, False),
     "torch_csc": lambda graph: _as_torch(graph, torch.sparse_csc_tensor, True),
     "torch_coo": _as_torch_coo,
+}
+
+
+def _as_edge_index(graph: EdgeList, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, torch.Tensor]:
+    return change(torch.stack([graph.col, graph.row])), torch.arange(graph.num_edges)
+
+
+def _as_arrays(graph: EdgeList, change: Callable[[torch.Tensor], Any]) -> tuple[Any, torch.Tensor]:
+    (offsets, ids, _), order = compressed(graph)
+    return (change(offsets), change(ids)), order
+
+
+# The same of forms without a shape of their own.
+WITHOUT_SHAPE: dict[str, Callable[[EdgeList], tuple[Any, torch.Tensor]]] = {
+    "edge_index": lambda graph: _as_edge_index(graph, lambda x: x),
+    "edge_index, int32": lambda graph: _as_edge_index(graph, torch.Tensor.int),
+    "edge_index, transposed": lambda graph: _as_edge_index(graph, lambda x: x.T.contiguous().T),
+    "edge_index, strided": lambda graph: _as_edge_index(graph, lambda x: torch.stack([x, -1 - x], -1)[..., 0]),
+    "(indptr, indices)": lambda graph: _as_arrays(graph, lambda x: x),
+    "(indptr, indices), int32 of NumPy": lambda graph: _as_arrays(graph, lambda x: x.numpy().astype(np.int32)),
 }
 
 # Edge data by name; see `edge_inputs`.

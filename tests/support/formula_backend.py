@@ -10,6 +10,7 @@ from fused3s.backends.base import BackwardCall, Call, Gradients, InputSpec
 from fused3s.backends.cuda import refuse_gradients
 from fused3s.backends.reference import Edges, ReferenceBackend, edge_softmax_attention
 from fused3s.terms.edge_data import FLOATS
+from fused3s.torch_side.torch_private import autograd_active
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ class FormulaBackend(ReferenceBackend):
         self.wanted.append(wanted)
         assert data.counted.tolist() == [data.edges.row.numel()], "a plan without what the backward pass reads"
         assert grad_output.shape == output.shape == call.query.shape
-        with _autograd_active():
+        with autograd_active():
             inputs = {"query": call.query, "key": call.key, "value": call.value}
             inputs |= {} if call.edges is None else {name: getattr(call.edges, name) for name in FLOATS}
             leaves = {name: each.detach().requires_grad_() for name, each in inputs.items() if each is not None}
@@ -67,20 +68,3 @@ class FormulaBackend(ReferenceBackend):
                 results, grads = [result, lse], [*grads, grad_lse.to(lse.dtype)]
             found = torch.autograd.grad(results, [leaves[name] for name in names], grads)
         return Gradients(**dict(zip(names, found, strict=True)))
-
-
-class _autograd_active:  # noqa: N801 (used as a function)
-    """Autograd also inside of an operator's kernel, where the dispatcher has switched it off."""
-
-    def __enter__(self) -> None:
-        keys = torch._C._dispatch_tls_local_exclude_set()
-        for key in torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradFunctionality:
-            keys = keys.remove(key)
-        self.guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys)
-        self.guard.__enter__()
-        self.grad = torch.enable_grad()
-        self.grad.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.grad.__exit__(*error)
-        self.guard.__exit__(*error)

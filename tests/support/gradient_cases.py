@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 import torch
+from edge_calls import plain_attention
+from tolerance import assert_errors, round_to_tf32
 
-from fused3s.backends.reference import edge_softmax_attention
 from fused3s.runtime.jit import Element, input_element
 from fused3s.terms.dropout import Dropout, kept_edges
+from fused3s.terms.edge_data import BoundEdges
 
 FLOOR = 5e-6  # allowed where torch's error vanishes, as with one edge a row, where dP and delta are equal
 
@@ -34,23 +36,11 @@ class GradientCase:
     dropout: Dropout | None = None
 
 
-def attention_with_dropout(query, key, value, row, col, scale, dropout):
-    """(output, lse) in float64 of the formula in kernels/terms/dropout.py."""
-    if dropout is None:
-        return edge_softmax_attention(query, key, value, row, col, scale)
-    _, lse = edge_softmax_attention(query, key, value, row, col, scale)
-    score = (query.double()[row] * key.double()[col]).sum(-1) * scale
-    maximum = lse.detach()[row]
-    weight = torch.exp(score - maximum)
-    total = torch.zeros_like(lse).index_add(0, row, weight)
-    weight = weight / total[row] * kept_edges(dropout, row, col, query.shape[1]) / (1 - dropout.rate)
-    return torch.zeros_like(query.double()).index_add(0, row, weight[..., None] * value.double()[col]), lse
-
-
 def gradient_case(row, col, query, key, value, scale, dropout=None) -> GradientCase:
     generator = torch.Generator().manual_seed(query.shape[0] + query.shape[2])
     grad_output = torch.randn(query.shape, generator=generator).to(query.dtype)
-    output, lse = attention_with_dropout(query, key, value, row, col, scale, dropout)
+    exact = (each.double() for each in (query, key, value))
+    output, lse = plain_attention(*exact, row, col, scale, BoundEdges(dropout=dropout))
     output, lse = output.to(query.dtype), lse.float()
     return GradientCase(row, col, query, key, value, grad_output, output, lse, scale, dropout)
 
@@ -58,7 +48,7 @@ def gradient_case(row, col, query, key, value, scale, dropout=None) -> GradientC
 def expected_gradients(case: GradientCase) -> tuple[torch.Tensor, ...]:
     """Gradients of query, key and value in float64, by autograd."""
     inputs = [each.detach().double().requires_grad_() for each in (case.query, case.key, case.value)]
-    output, _ = attention_with_dropout(*inputs, case.row, case.col, case.scale, case.dropout)
+    output, _ = plain_attention(*inputs, case.row, case.col, case.scale, BoundEdges(dropout=case.dropout))
     return torch.autograd.grad(output, inputs, case.grad_output.double())
 
 
@@ -67,12 +57,8 @@ def torch_gradients(case: GradientCase, dtype: torch.dtype) -> list[torch.Tensor
 
     float32 under torch.set_float32_matmul_precision("high"): all factors of products rounded to TF32.
     """
-    operand = rounded_to_tf32 if input_element(dtype) is Element.TF32 else lambda x: x
+    operand = round_to_tf32 if input_element(dtype) is Element.TF32 else lambda x: x
     return [grad.to(dtype) for grad in both_passes(case, torch.float32, dtype, operand=operand)]
-
-
-def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    return (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
 
 
 def gradient_terms(case: GradientCase) -> list[torch.Tensor]:
@@ -124,12 +110,7 @@ def assert_gradients(grads, case: GradientCase, label: str) -> None:
             continue
         assert torch.isfinite(grad).all(), f"{place} is not finite at {torch.nonzero(~grad.isfinite())[0].tolist()}"
         errors, plain_errors = (_row_errors(each, expected, terms) for each in (grad, same_types))
-        allowed = factor * plain_errors.max() + floor
-        index, head = divmod(int(errors.argmax()), errors.shape[1])
-        assert errors.max() <= allowed, (
-            f"{place}: row {index}, head {head} is off by {errors.max():.2e} of its terms, allowed {allowed:.2e}; "
-            f"got {grad[index, head, :4].tolist()}..., expected {expected[index, head, :4].tolist()}..."
-        )
+        assert_errors(errors, factor * plain_errors.max() + floor, grad, expected, place)
 
 
 def float_floor(case: GradientCase) -> float:

@@ -25,6 +25,17 @@ def row_errors(output: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor
     return torch.where(size > 0, difference / size, torch.where(difference == 0, 0.0, torch.inf))
 
 
+def assert_errors(
+    errors: torch.Tensor, allowed: torch.Tensor | float, output: torch.Tensor, expected: torch.Tensor, label: str
+) -> None:
+    """No error of a row [...] of `output` and `expected` [..., d] is above `allowed`; the message shows the worst."""
+    worst = tuple(map(int, np.unravel_index(int(errors.argmax()), tuple(errors.shape))))
+    assert errors.max() <= allowed, (
+        f"{label}: row {worst} is off by {errors.max():.2e} of its norm, allowed {allowed:.2e}; "
+        f"got {output[worst][:4].tolist()}..., expected {expected[worst][:4].tolist()}..."
+    )
+
+
 def torch_same_types(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -95,13 +106,7 @@ def assert_within_bound(
     terms, _ = edge_softmax_attention(q, k, v.abs(), row, col, scale)
     errors = row_errors(output, expected, terms)
     same_types = torch_same_types(q, k, v, row, col, scale, normalised).to(output.dtype)
-    allowed = 2 * row_errors(same_types, expected, terms).max() + FLOOR
-    worst = errors.argmax()
-    n, h = divmod(int(worst), errors.shape[1])
-    assert errors.max() <= allowed, (
-        f"{label}: row {n}, head {h} is off by {errors.max():.2e} of its norm, allowed {allowed:.2e}; "
-        f"got {output[n, h, :4].tolist()}..., expected {expected[n, h, :4].tolist()}..."
-    )
+    assert_errors(errors, 2 * row_errors(same_types, expected, terms).max() + FLOOR, output, expected, label)
     return float(errors.max())
 
 

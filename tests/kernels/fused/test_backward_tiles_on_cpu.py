@@ -122,15 +122,6 @@ def test_one_tf32_term(monkeypatch, dim):
             assert_gradients(run(monkeypatch, graph, case, variant), case, f"{name}, {variant}")
 
 
-@pytest.mark.parametrize("dtype", [HALF, FLOAT])
-@pytest.mark.parametrize("name", ["hub", "wide", "tall", "empty_rows_and_windows"])
-def test_every_schedule(monkeypatch, name, dtype):
-    graph = GRAPHS[name]()
-    for variant in VARIANTS:
-        case = make_case(graph, 2, dtype, variant)
-        assert_gradients(run(monkeypatch, graph, case, variant), case, f"{name}, {variant}")
-
-
 @pytest.mark.parametrize("mode", ["early", "random"])
 @pytest.mark.parametrize(("dim", "dtype"), [(128, HALF), (72, FLOAT), (200, FLOAT)])
 def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode, dim, dtype):

@@ -1,13 +1,17 @@
-"""cuda/tiles/forward.cu on the CPU (tests/cuda_shim): the real source and the real plans against dense float64."""
+"""cuda/tiles/forward.cu on the CPU (tests/cuda_shim) and on a GPU: the real source and plans against dense float64."""
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
-from gradient_cases import attention_with_dropout
+from attention_cases import REAL_GRAPHS, load_real_graph
+from devices import both_devices, kernels_of, on_cpu, on_gpu
+from edge_calls import plain_attention
 from instances import forward_instance, items_of
 from launch_variants import BY_BLOCK, BY_TEAM, SPLIT, Variant
 from plan_oracle import make_schedule, with_schedule
 from poison import poisoned_buffers
-from tolerance import edges_of, row_errors
+from tolerance import assert_within_bound, edges_of, row_errors
 
 from bench.baselines import REGISTRY
 from fused3s import plan_attention
@@ -19,10 +23,10 @@ from fused3s.graph.reorder.row_order import permute_rows
 from fused3s.runtime.jit import Element, KernelInstance
 from fused3s.terms.dropout import Dropout
 from fused3s.terms.edge_data import BoundEdges
-from tests.cuda_shim.cuda_on_cpu import MODES, ON_SHIM, cuda_on_cpu
+from tests.cuda_shim.cuda_on_cpu import MODES
 from tests.cuda_shim.oracle import GRAPHS, MULTIGRAPHS, assert_attention, inputs
 
-pytestmark = ON_SHIM
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 # Head dimensions of every swizzle and every number of lanes a row; two warps at the width that takes them. Head groups:
@@ -85,6 +89,10 @@ def has_one_term(spec: KernelInstance) -> bool:
     return spec.arguments.element == Element.TF32
 
 
+TYPES = [(HALF, FLOAT), (HALF, HALF), (BFLOAT, FLOAT), (BFLOAT, BFLOAT)]
+GPU_SPECS = [*SPECS, *(forward_instance(*types, dim) for dim in range(8, 257, 8) for types in TYPES)]
+
+
 def num_heads_of(variant: Variant, spec: KernelInstance) -> int:
     """Heads of an instance for one head; of a head group one group, or two of which the last lacks a head."""
     heads = spec.arguments.heads
@@ -99,6 +107,8 @@ VARIANTS = [
     Variant(SPLIT, "late", 2, 0.2, reordered=True),
     Variant(SPLIT, "early", 1, 0.3, strided=True, with_lse=False),
     Variant(SPLIT, "random", 2, -0.2),
+    Variant(BY_TEAM, "late", 1, 1e-30),
+    Variant(SPLIT, "late", 1, -1e-30, reordered=True),
 ]
 
 
@@ -111,7 +121,7 @@ def run(
         perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
         pattern = permute_rows(pattern, perm)
     q, k, v = tensors
-    with cuda_on_cpu(MODES[variant.mode]) as gpu:
+    with kernels_of(q.device.type, variant.mode) as gpu:
         # KV tiles, whatever the heads are
         data = REGISTRY["fused3s"].build(pattern, q.device, InputSpec(), perm).arrays
         schedule = make_schedule(data.kv_tiles, data.tile_offset, items_of(spec), variant.split)
@@ -119,22 +129,59 @@ def run(
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if variant.with_lse else None
             call = Call(q, k, v, variant.scale, spec.arguments.out_dtype, lse)
             output = fused3s.launch(spec, with_schedule(data, schedule), call)
-    conflicts = gpu.bank_conflicts, gpu.word_conflicts
-    assert conflicts == (0, 0), "the swizzles of K and V spread the rows of a load over all banks"
+    conflicts = gpu and (gpu.bank_conflicts, gpu.word_conflicts)
+    assert conflicts in (None, (0, 0)), "the swizzles of K and V spread the rows of a load over all banks"
     return output, lse
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_every_case_matches_float64(monkeypatch, spec):
+@pytest.mark.parametrize(
+    ("device", "spec"),
+    [*(on_cpu(spec, id=spec.name) for spec in SPECS), *(on_gpu(spec, id=f"cuda-{spec.name}") for spec in GPU_SPECS)],
+)
+def test_every_case_matches_float64(monkeypatch, device, spec):
     """Every pair of an instance, a graph and a variant."""
-    for number, (name, make_graph) in enumerate(MULTIGRAPHS.items(), SPECS.index(spec)):
+    for number, (name, make_graph) in enumerate(MULTIGRAPHS.items(), GPU_SPECS.index(spec)):
         graph, variant = make_graph(), VARIANTS[number % len(VARIANTS)]
         heads, element = num_heads_of(variant, spec), spec.arguments.element
-        tensors = inputs(graph, heads, spec.arguments.dim, element.dtype, variant.strided)
+        tensors = inputs(graph, heads, spec.arguments.dim, element.dtype, variant.strided, device)
         output, lse = run(monkeypatch, spec, graph, tensors, variant)
         assert output.dtype == spec.arguments.out_dtype
         label = f"{name}, {variant}"
         assert_attention(output, tensors, graph, variant.scale, label, lse=lse, one_term=has_one_term(spec))
+
+
+SCORES = {
+    "far_negative": lambda q, k: (q.abs(), -k.abs()),  # the published kernel gives zeros here
+    "all_zero": lambda q, k: (torch.zeros_like(q), k),
+    "one_huge": lambda q, k: (q, torch.where(torch.arange(len(k), device=k.device)[:, None, None] == 5, 60 * k, k)),
+    "arange": lambda q, k: (torch.arange(q.numel(), device=q.device).view_as(q).to(q.dtype) % 17 / 8, k),
+}
+
+
+@both_devices
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+def test_unusual_scores(monkeypatch, device, kind, dtype):
+    graph = GRAPHS["n_one_short_of_16"]()
+    q, k, v = inputs(graph, 2, 64, dtype, device=device)
+    tensors = [*SCORES[kind](q, k), v]
+    for split in (BY_TEAM, SPLIT):
+        output, _ = run(monkeypatch, forward_instance(dtype, FLOAT, 64), graph, tensors, Variant(split, "late", 2, 1.0))
+        assert_attention(output, tensors, graph, 1.0, kind)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REAL_GRAPHS)
+@pytest.mark.parametrize("scale", [1.0, 128**-0.5], ids=["unscaled", "scaled"])
+def test_real_graphs(monkeypatch, real_graph_dir, name, scale):
+    """With the schedule of the plan, and with many splits."""
+    graph = load_real_graph(real_graph_dir, name)
+    tensors = inputs(graph, 1, 128, HALF, device="cuda")
+    by_plan = plan_attention(graph, backend="fused3s")(*tensors, scale=scale, out_dtype=FLOAT)
+    variant = Variant(SPLIT, "late", 1, scale)
+    split, _ = run(monkeypatch, forward_instance(HALF, FLOAT, 128), graph, tensors, variant)
+    for output in (by_plan, split):
+        assert assert_within_bound(output, *tensors, *edges_of(graph, "cuda"), scale, name) < 2e-3
 
 
 @each_element
@@ -146,42 +193,62 @@ def test_the_bits_do_not_depend_on_the_order_of_events(monkeypatch, mode, spec):
     assert torch.equal(*results)
 
 
+def hubs() -> sp.csr_array:
+    """Three rows with most columns, the others with a few."""
+    rng, num_cols = np.random.default_rng(5), 100_003
+    mask = [rng.choice(num_cols, num_cols * 9 // 10 if row in (0, 17, 500) else 5, replace=False) for row in range(501)]
+    indptr = np.cumsum([0, *map(len, mask)])
+    return sp.csr_array((np.ones(indptr[-1], np.int8), np.concatenate(mask), indptr), shape=(501, num_cols))
+
+
+COUNTED = {"hubs": hubs} | {name: GRAPHS[name] for name in ("hub", "wide", "n_one_past_16")}
+
+
 @each_element
 @pytest.mark.parametrize("split", [BY_TEAM, BY_BLOCK, SPLIT], ids=["by_team", "by_block", "split"])
-@pytest.mark.parametrize("name", ["hub", "wide", "n_one_past_16"])
-def test_every_edge_counts_once(monkeypatch, name, split, spec):
-    """With q = 0 and v = one-hot of key mod d, the output times the degree is the number of such keys."""
-    graph = GRAPHS[name]()
-    q, k, v = (torch.zeros_like(each) for each in inputs(graph, 1, spec.arguments.dim, spec.arguments.element.dtype))
+@pytest.mark.parametrize(
+    ("device", "name"), [*map(on_cpu, ("hub", "wide", "n_one_past_16")), on_gpu("hubs"), on_gpu("wide")]
+)
+def test_every_edge_counts_once(monkeypatch, device, name, split, spec):
+    """With q = 0 and v = one-hot of key mod d, the output times the degree is the number of such keys. One edge among
+    100,000 is within any tolerance."""
+    graph, dim = COUNTED[name](), spec.arguments.dim
+    q, k, v = (torch.zeros_like(each) for each in inputs(graph, 1, dim, spec.arguments.element.dtype, device=device))
     keys = torch.arange(graph.shape[1])
-    v[keys, 0, keys % spec.arguments.dim] = 1
+    v[keys, 0, keys % dim] = 1
     output, _ = run(monkeypatch, spec, graph, [q, k, v], Variant(split, "late", 1, 1.0))
-    adjacency = torch.from_numpy(graph.toarray()).double()
-    counts = adjacency @ v[:, 0].double()
-    found = output[:, 0].double() * adjacency.sum(1, keepdim=True)
-    torch.testing.assert_close(found, counts, rtol=0, atol=1e-3)
+    row, col = edges_of(graph)
+    counts = torch.bincount(row * dim + col % dim, minlength=graph.shape[0] * dim).view(-1, dim).double()
+    found = output[:, 0].double().cpu() * counts.sum(1, keepdim=True)
+    torch.testing.assert_close(found, counts, rtol=0, atol=1e-2 if name == "hubs" else 1e-3)
 
 
+@both_devices
 @each_element
 @pytest.mark.parametrize("split", [BY_TEAM, SPLIT], ids=["by_team", "split"])
 @pytest.mark.parametrize("name", ["n_one_past_16", "wide", "empty_rows_and_windows"])
-def test_nan_reaches_the_rows_that_use_it(monkeypatch, name, split, spec):
-    """NaN in a row of K or Q reaches exactly the rows with an edge to it, in V at least those."""
-    graph = GRAPHS[name]()
+@pytest.mark.parametrize(("value", "in_all"), [(torch.nan, False), (torch.nan, True), (torch.inf, True)])
+def test_numbers_that_are_not_finite_reach_the_rows_that_use_them(
+    monkeypatch, device, name, split, spec, value, in_all
+):
+    """In a row of K or Q they make NaN in exactly the rows with an edge to it (infinities are multiplied by numbers of
+    both signs), in V at least in those, and in no window that does not gather it."""
+    graph, dim, dtype = GRAPHS[name](), spec.arguments.dim, spec.arguments.element.dtype
     uses = torch.from_numpy(graph.toarray() != 0)
     key, query = int(uses.sum(0).argmax()), int(uses.sum(1).argmax())
     assert 0 < uses[:, key].sum() < len(uses)
     variant = Variant(split, "late", 1, 0.2)
-
-    for place, row in ((0, query), (1, key)):
-        tensors = inputs(graph, 1, spec.arguments.dim, spec.arguments.element.dtype)
-        tensors[place][row, 0, spec.arguments.dim // 2] = torch.nan
+    for place, row in ((0, query), (1, key), (2, key)):
+        tensors = inputs(graph, 1, dim, dtype, device=device)
+        tensors[place][row, 0, slice(None) if in_all or place == 2 else dim // 2] = value
         output, _ = run(monkeypatch, spec, graph, tensors, variant)
-        assert_attention(output, tensors, graph, variant.scale, name, one_term=has_one_term(spec))
-    tensors = inputs(graph, 1, spec.arguments.dim, spec.arguments.element.dtype)
-    tensors[2][key] = torch.nan
-    output, _ = run(monkeypatch, spec, graph, tensors, variant)
-    assert output[uses[:, key]].isnan().all()
+        if place < 2:
+            assert_attention(output, tensors, graph, variant.scale, name, one_term=has_one_term(spec))
+            continue
+        is_finite = output[:, 0].cpu().isfinite()
+        assert not is_finite[uses[:, key]].any()
+        gathers = torch.cat([rows[:, key].any().expand(len(rows)) for rows in uses.split(16)])
+        assert is_finite[~gathers].all()
 
 
 @pytest.mark.parametrize("spec", OF_EACH_ELEMENT[1:], ids=lambda spec: spec.name)
@@ -206,7 +273,7 @@ def test_scores_that_overflow_to_minus_infinity_have_no_weight(monkeypatch, spli
 def test_plans_run_as_a_user_calls_them(monkeypatch, reorder, num_sms, dim):
     """The schedule that a plan makes for itself, for a small GPU and for a large one; two calls with one plan."""
     graph = GRAPHS["hub"]()
-    with cuda_on_cpu(num_sms=num_sms) as gpu:
+    with kernels_of("cpu", num_sms=num_sms) as gpu:
         options = {"dtype": HALF, "head_dim": dim, "num_heads": 2, "out_dtype": FLOAT}
         plan = plan_attention(graph, backend="fused3s", device="cpu", reorder=reorder, **options)
         for strided in (False, True):
@@ -230,7 +297,7 @@ def test_plans_run_as_a_user_calls_them(monkeypatch, reorder, num_sms, dim):
 def test_float32_follows_the_precision_of_torch(monkeypatch, precision, num_sms, heads, dim):
     """Plans made before the precision is set; an odd head is padded."""
     graph = GRAPHS["hub"]()
-    with cuda_on_cpu(num_sms=num_sms) as gpu:
+    with kernels_of("cpu", num_sms=num_sms) as gpu:
         plan = plan_attention(graph, backend="fused3s", device="cpu", dtype=FLOAT, head_dim=dim, num_heads=heads)
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
         tensors = inputs(graph, heads, dim, FLOAT)
@@ -249,12 +316,13 @@ def test_dropout_of_float32(monkeypatch, one_term, dim, warps, dim_warps):
     tensors = inputs(graph, 2, dim, FLOAT)
     dropout = Dropout(0.3, torch.tensor([1]))
     for split in (BY_TEAM, SPLIT):
-        with cuda_on_cpu(MODES["random"]):
+        with kernels_of("cpu", "random"):
             data = REGISTRY["fused3s"].build(csr_pattern(graph), torch.device("cpu"), InputSpec(FLOAT, dim, 2)).arrays
             schedule = make_schedule(data.kv_tiles, data.tile_offset, warps, split)
             call = Call(*tensors, 0.2, FLOAT, edges=BoundEdges(dropout=dropout))
             with poisoned_buffers(monkeypatch):
                 output = fused3s.launch(spec, with_schedule(data, schedule), call)
-        expected, _ = attention_with_dropout(*(each.double() for each in tensors), *edges_of(graph), 0.2, dropout)
+        exact = (each.double() for each in tensors)
+        expected, _ = plain_attention(*exact, *edges_of(graph), 0.2, BoundEdges(dropout=dropout))
         error = row_errors(output, expected)
         assert error.max() <= (2e-3 if one_term else 4e-6)

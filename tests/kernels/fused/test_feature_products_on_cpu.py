@@ -1,5 +1,5 @@
 """Products with the weights of edge features on the CPU (tests/cuda_shim): sizes that the edge-by-edge calls of
-tests/kernels/fused/test_edge_backward_on_cpu.py, whose products these are, do not have."""
+tests/kernels/fused/test_edge_by_edge.py, whose products these are, do not have."""
 
 import pytest
 import torch

@@ -18,7 +18,6 @@ from fused3s.fused.plan_state import Fused3SPlan
 from fused3s.fused.shapes import EXPRESSION, KEY_FEATURES, VALUE_FEATURES
 from fused3s.fused.tiles import backward as fused3s_backward
 from fused3s.fused.tiles.backward import backward_instance
-from fused3s.fused.tiles.forward import heads_of_group
 from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import csr_pattern
 from fused3s.runtime.device import GPULimits
@@ -141,13 +140,3 @@ def test_an_instance_that_does_not_fit_tensors_and_schedule_is_refused(monkeypat
         fused3s.launch(instance, data, Call(q, q, q, 1.0, instance.arguments.out_dtype))
     with pytest.raises(ValueError, match=r"out_dtype: got torch.bfloat16"):
         fused3s.launch(forward_instance(HALF, BFLOAT, 64), data, Call(q, q, q, 1.0, BFLOAT))
-
-
-def test_groups_are_as_few_and_as_even_as_their_width_allows():
-    for num_heads, dim in product(range(1, 40), range(1, 65)):
-        heads = heads_of_group(num_heads, dim)
-        columns = 8 if dim <= 8 else -(-dim // 16) * 16
-        fewest = -(-num_heads // max(1, 64 // columns))
-        assert heads == 1 or heads * columns <= 64
-        assert -(-num_heads // heads) == fewest
-        assert heads == -(-num_heads // fewest)

@@ -1,5 +1,5 @@
 """Gradients of plans of `fused3s`, on the CPU (tests/cuda_shim) and on a GPU: forward and backward kernels together, as
-the plan chooses them. The kernels one by one: test_backward_tiles_on_cpu.py, test_edge_backward_on_cpu.py.
+the plan chooses them. The kernels one by one: test_backward_tiles_on_cpu.py, test_edge_by_edge.py.
 """
 
 import pytest
@@ -199,18 +199,26 @@ def test_real_graphs_match_float64(real_graph_dir, name, heads, dim):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", [None, "bias_per_head", "all"])
 @pytest.mark.parametrize(("heads", "dim"), [(1, 64), (8, 8)])
-def test_streams_that_share_a_plan_do_not_disturb_each_other(heads, dim):
+def test_streams_that_share_a_plan_do_not_disturb_each_other(kind, heads, dim):
     """Parts of the hub's row and column: partials belong to a call, semaphores to a stream."""
     graph, options = EDGE_CASES["hub"](), {"device": GPU, "dtype": HALF, "head_dim": dim, "num_heads": heads}
-    plan = plan_attention(graph, backend="fused3s", backward=True, **options)
+    plan = plan_attention(graph, backend="fused3s", backward=True, edge_data=kind is not None, **options)
+    if plan.data.arrays.row_items is not None:
+        assert plan.data.arrays.row_parts.shape[0] > 1
+    bound = None
+    if kind is not None:
+        data = edge_inputs(kind, graph.nnz, heads, dim, HALF)
+        bound = plan.bind_edges(map_tensors(data, lambda each: each.to(GPU)))
 
     def inputs():
         rows = [graph.shape[0], graph.shape[1], graph.shape[1], graph.shape[0]]
         *leaves, grad = (torch.randn(size, heads, dim, device=GPU).half() for size in rows)
         return [leaf.requires_grad_() for leaf in leaves], grad
 
-    def gradients(leaves, grad):
-        return torch.autograd.grad(plan(*leaves), leaves, grad)
+    def both_passes(leaves, grad):
+        output = plan(*leaves, edges=bound)
+        return [output, *torch.autograd.grad(output, leaves, grad)]
 
-    assert_streams_agree(gradients, [inputs() for _ in range(4)])
+    assert_streams_agree(both_passes, [inputs() for _ in range(4)])

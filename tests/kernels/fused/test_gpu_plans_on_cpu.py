@@ -1,7 +1,6 @@
 """Plans of `fused3s` by the planning kernels, cuda/plan/*.cu, on the CPU (tests/cuda_shim): the bits of the oracle's
 plans, damaged graphs, rooms. On a GPU: test_gpu_plans.py."""
 
-from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -21,7 +20,7 @@ from fused3s.fused.choice import GraphSize, goes_edge_by_edge
 from fused3s.fused.planning import gpu_csr, gpu_plan
 from fused3s.fused.planning.gpu_csr import EdgeSource, PlanNumber
 from fused3s.fused.planning.gpu_plan import GPUPlan, PlanForm, most_words, plan_instances
-from fused3s.fused.planning.plan import make_room, plan_graph, queue_plan
+from fused3s.fused.planning.plan import plan_graph, queue_plan
 from fused3s.fused.planning.schedule import ScheduleForm, most_splits_of
 from fused3s.fused.tuning import SM90
 from fused3s.graph.csr import CSRPattern, csr_pattern
@@ -279,12 +278,6 @@ def test_a_plan_of_reordered_rows(planned, key):
     planned(permute_rows(csr_pattern(graph), perm), INPUTS[key], key, perm)
 
 
-def test_a_plan_of_a_csr_with_copies(planned):
-    copies = CSRPattern(torch.tensor([0, 4, 6]), torch.tensor([2, 0, 0, 0, 1, 1]), (2, 3))
-    for key in ("forward", "narrow_backward", "edge_data"):
-        assert planned(copies, INPUTS[key], key)[0].size.num_edges == 6
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_plan_of_every_second_column_of_a_tensor(planned, dtype):
     wide = torch.full((2, 800), -7, dtype=dtype)
@@ -362,74 +355,6 @@ def test_a_damaged_csr(monkeypatch, what, place, value):
             assert (work_items[..., 25] == 0).all()  # COUNT
 
 
-@pytest.mark.parametrize("owns_memory", [True, False])
-@pytest.mark.parametrize("key", INPUTS)
-def test_one_plan_is_filled_again_and_again(monkeypatch, key, owns_memory):
-    """Larger, then smaller graphs, with padding: the used part is that of a plan of the graph alone. In memory of the
-    caller, another object finds the same plan."""
-    inputs, shape, room = INPUTS[key], (200, 300), 9000
-    graphs = [
-        edge_list(*shape, 400, 1),
-        edge_list(*shape, room, 2, torch.int32),
-        edge_list(*shape, 0),
-        edge_list(*shape, 3000, 3),
-    ]
-    with cuda_on_cpu():
-        forward = forward_of(inputs)
-        with gpu_on_cpu(monkeypatch):
-            given = None if owns_memory else torch.full((most_words(room, *shape),), -7, dtype=torch.int32)
-            memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward, given)
-            for number, graph in enumerate(graphs):
-                padded = torch.full((2, min(room, graph.num_edges + 50)), -1, dtype=graph.edge_index.dtype)
-                padded[:, : graph.num_edges] = graph.edge_index
-                padded = padded[:, torch.randperm(padded.shape[1], generator=torch.Generator().manual_seed(number))]
-                memory.fill(EdgeSource(padded, has_padding=True))
-                if given is not None:
-                    memory, arrays = make_room(GraphSize(*shape, room), CPU, inputs, forward, given)
-                exact = memory.exact(arrays, memory.numbers.tolist())
-                alone = EdgeList(padded[:, padded[0] >= 0], shape)
-                with monkeypatch.context() as patch:
-                    # As the room, whatever the number of edges.
-                    patch.setattr("fused3s.fused.planning.plan.part_edges_for_heads", _part_edges(memory))
-                    patch.setattr("fused3s.fused.planning.plan.goes_edge_by_edge", _choice_of(arrays))
-                    expected = expected_plan(alone, CPU, inputs, forward).arrays
-                _assert_used(exact, expected, alone.num_edges, f"{key}, graph {number}")
-
-
-def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
-    block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
-    for backward in (False, True):
-        assert goes_edge_by_edge(SM90, block, 8, 16, backward=backward) is True
-        assert goes_edge_by_edge(SM90, dense, 8, 16, backward=backward) is None
-        counted = dense._replace(num_tiles=3200), dense._replace(num_tiles=500)  # 16 and 100 edges a KV tile
-        assert [goes_edge_by_edge(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
-    assert goes_edge_by_edge(SM90, block, 1, 128) is False
-
-
-def _part_edges(memory):
-    return lambda *arguments: memory.form.part_edges
-
-
-def _choice_of(arrays):
-    return lambda tuning, size, *arguments, **options: (
-        goes_edge_by_edge(tuning, arrays.size, *arguments, **options) is not False
-    )
-
-
-def _assert_used(made, expected, num_edges, label):
-    """Arrays with an entry for each edge have room behind them, and no other array has."""
-    of_edges = {"indices", "slot_edges", "slot_places", "column_rows", "column_edges"}
-    of_edges |= {"column_slot_edges", "column_slot_places"}
-    for field in fields(expected):
-        got, wanted, at = getattr(made, field.name), getattr(expected, field.name), f"{label}: {field.name}"
-        if isinstance(wanted, torch.Tensor):
-            assert torch.equal(got[:num_edges] if field.name in of_edges else got, wanted), at
-        elif field.name == "size":
-            assert got[:2] == wanted[:2], at
-        elif field.name not in ("edge_ids", "has_room"):
-            assert got == wanted, at
-
-
 @pytest.mark.parametrize(
     ("graph", "what"),
     [
@@ -471,3 +396,13 @@ def test_a_graph_without_rows_or_columns(monkeypatch, shape, heads):
             assert got.shape == like.shape
             assert (got == 0).all()
         assert (lse == -torch.inf).all()
+
+
+def test_a_sampled_block_is_planned_without_a_count_and_a_dense_graph_with_one():
+    block, dense = GraphSize(28_160, 44_581, 144_630), GraphSize(1000, 1000, 50_000)
+    for backward in (False, True):
+        assert goes_edge_by_edge(SM90, block, 8, 16, backward=backward) is True
+        assert goes_edge_by_edge(SM90, dense, 8, 16, backward=backward) is None
+        counted = dense._replace(num_tiles=3200), dense._replace(num_tiles=500)  # 16 and 100 edges a KV tile
+        assert [goes_edge_by_edge(SM90, size, 8, 16, backward=backward) for size in counted] == [True, False]
+    assert goes_edge_by_edge(SM90, block, 1, 128) is False

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from edge_cases import qkv
 from fake_gpu import fake_gpu
 from plan_cases import edge_list
 from racing import errors_in_threads
@@ -42,10 +43,8 @@ def gpu(monkeypatch):
         yield gpu
 
 
-def inputs(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    tensors = (torch.randn(size, HEADS, DIM, generator=generator) for size in (ROWS, COLS, COLS))
-    return [each.to(HALF).requires_grad_() for each in tensors]
+def inputs():
+    return [each.requires_grad_() for each in qkv((ROWS, COLS), HEADS, DIM, HALF)]
 
 
 def planned(is_damaged=False):

@@ -19,40 +19,9 @@ from fused3s.graph import edge_list
 from fused3s.graph.csr import CSRPattern, csr_from_scipy, csr_pattern
 from fused3s.graph.edge_order import edge_order
 from fused3s.graph.edges import canonical_csr
-from fused3s.graph.reorder.row_order import permute_rows
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 CPU = torch.device("cpu")
-
-
-def in_forms_order(graph: EdgeList, edges: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-    """The edges of a list in CSR order, their copies in the order of `edges`."""
-    listed = EdgeList(graph.row[edges], graph.col[edges], graph.shape)
-    return edges[listed.csr_order(rows)]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", EDGE_LISTS)
-def test_every_edge_is_kept_and_copies_are_in_the_callers_order(name, form):
-    graph = EDGE_LISTS[name]()
-    made, edges = FORMS[form](graph)
-    found = edge_order(csr_pattern(made, edge_ids=True), CPU)
-    assert found.num_edges == edges.numel() == graph.num_edges
-    assert found.edge_of_csr.dtype == torch.int64
-    assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges))
-    indptr, indices = canonical_csr(made, CPU)
-    assert torch.equal(indptr.diff(), torch.bincount(graph.row, minlength=graph.shape[0]))
-    assert torch.equal(indices.long(), graph.col[graph.csr_order()])
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["repeated", "n_one_past_16", "wide", "tall", "empty_rows_and_windows"])
-def test_rows_in_another_order(name, form):
-    graph = EDGE_LISTS[name]()
-    made, edges = FORMS[form](graph)
-    perm = torch.randperm(graph.shape[0], generator=torch.Generator().manual_seed(3)).int()
-    found = edge_order(permute_rows(csr_pattern(made, edge_ids=True), perm), CPU)
-    assert torch.equal(edges[found.edge_of_csr], in_forms_order(graph, edges, perm.long()))
 
 
 @pytest.mark.parametrize("layout", ["bsr", "dia", "lil", "dok", "csc"])

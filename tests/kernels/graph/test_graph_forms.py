@@ -7,7 +7,8 @@ import pytest
 import scipy.sparse as sp
 import torch
 from attention_cases import REPEATED, counts_of, dense_attention
-from edge_cases import EDGE_LISTS, FORMS, EdgeList, edge_inputs, expected_attention, in_order, qkv
+from devices import on_cpu, on_gpu
+from edge_cases import EDGE_LISTS, FORMS, WITHOUT_SHAPE, EdgeList, qkv
 from gpu_calls import no_waits
 
 from bench.baselines import REGISTRY
@@ -16,63 +17,32 @@ from fused3s import UnsupportedGraphError, plan_attention, sparse_attention
 from fused3s.graph.forms import graph_record
 
 DOUBLE = torch.float64
+TYPES = {"cpu": DOUBLE, "cuda": torch.float16}
 BACKENDS = ["reference", "dgl", "csr_unfused", "scatter", "pyg", "sdpa_padded"]
 close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 
 
-def edge_index_of(graph: EdgeList, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return torch.stack([graph.col, graph.row]).to(dtype)
-
-
-def arrays_of(graph: EdgeList) -> tuple[torch.Tensor, torch.Tensor]:
-    order = torch.sort(graph.row, stable=True).indices
-    counts = torch.bincount(graph.row, minlength=graph.shape[0])
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)), graph.col[order]
-
-
-def columns_apart(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, in a tensor that is not contiguous."""
-    return torch.stack([tensor, torch.full_like(tensor, -1)], -1)[..., 0]
-
-
-# Forms without a shape of their own: the graph, and the edge of the list for each of its edges.
-WITH_SHAPE = {
-    "edge_index": lambda graph: (edge_index_of(graph), torch.arange(graph.num_edges)),
-    "edge_index, int32": lambda graph: (edge_index_of(graph, torch.int32), torch.arange(graph.num_edges)),
-    "edge_index, transposed": lambda graph: (edge_index_of(graph).T.contiguous().T, torch.arange(graph.num_edges)),
-    "edge_index, strided": lambda graph: (columns_apart(edge_index_of(graph)), torch.arange(graph.num_edges)),
-    "(indptr, indices)": lambda graph: (arrays_of(graph), torch.sort(graph.row, stable=True).indices),
-    "(indptr, indices), int32 of NumPy": lambda graph: (
-        tuple(array.numpy().astype(np.int32) for array in arrays_of(graph)),
-        torch.sort(graph.row, stable=True).indices,
-    ),
-}
-
-
 @pytest.mark.parametrize("name", EDGE_LISTS)
-@pytest.mark.parametrize("backend", ["reference", "csr_unfused", "dgl"])
-def test_every_form_has_the_same_bits(backend, name):
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        *(on_cpu(name) for name in ("reference", "csr_unfused", "dgl")),
+        *map(on_gpu, ("fused3s", "reference", "scatter")),
+    ],
+)
+def test_every_form_has_the_same_bits(device, backend, name):
+    """On a GPU not PyG's, which adds by atomics, in no certain order."""
+    if reason := REGISTRY[backend].unavailable(torch.device(device)):
+        pytest.skip(reason)
     graph = EDGE_LISTS[name]()
-    tensors = qkv(graph.shape, 2, 6, DOUBLE)
-    made, _ = FORMS["scipy_coo"](graph)
-    first = sparse_attention(*tensors, made, backend=backend)
-    for form, make in FORMS.items():
-        assert torch.equal(sparse_attention(*tensors, make(graph)[0], backend=backend), first), form
-    for form, make in WITH_SHAPE.items():
-        found = sparse_attention(*tensors, make(graph)[0], shape=graph.shape, backend=backend)
-        assert torch.equal(found, first), form
-
-
-@pytest.mark.parametrize("form", WITH_SHAPE)
-def test_edge_data_come_in_the_order_of_the_edges(form):
-    for name in ("repeated", "tall", "no_edges"):
-        graph = EDGE_LISTS[name]()
-        tensors, inputs = qkv(graph.shape, 2, 5, DOUBLE), edge_inputs("all", graph.num_edges, 2, 5, DOUBLE)
-        made, order = WITH_SHAPE[form](graph)
-        for backend in ("reference", "csr_unfused"):
-            plan = plan_attention(made, shape=graph.shape, backend=backend, device="cpu", edge_data=True)
-            output = plan(*tensors, scale=0.3, edges=in_order(inputs, order))
-            close(output, expected_attention(graph, *tensors, inputs, 0.3)[0])
+    tensors = [each.to(device) for each in qkv(graph.shape, 2, 6 if device == "cpu" else 16, TYPES[device])]
+    first = sparse_attention(*tensors, FORMS["scipy_coo"](graph)[0], backend=backend)
+    for form, make in (FORMS | WITHOUT_SHAPE).items():
+        made = make(graph)[0]
+        if device == "cuda" and form.startswith(("torch", "edge_index", "(indptr")):
+            made = made.cuda() if isinstance(made, torch.Tensor) else tuple(torch.as_tensor(x).cuda() for x in made)
+        shape = graph.shape if form in WITHOUT_SHAPE else None
+        assert torch.equal(sparse_attention(*tensors, made, shape=shape, backend=backend), first), form
 
 
 def test_coalesced_tensors_and_values_of_0():
@@ -96,8 +66,7 @@ def test_gradients_of_repeated_edges(backend, name):
     close(output, expected)
     grad_output = torch.randn(output.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
     found, wanted = (torch.autograd.grad(each, tensors, grad_output) for each in (output, expected))
-    for left, right in zip(found, wanted, strict=True):
-        close(left, right)
+    close(found, wanted)
 
 
 @pytest.mark.parametrize("shape", [(30, 30), (20, 45), (45, 20)])
@@ -179,29 +148,14 @@ def test_2_to_31_edges_are_refused_where_they_are_numbered_in_32_bits(monkeypatc
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["fused3s", "reference", "scatter"])  # pyg adds by atomics, in no certain order
-@pytest.mark.parametrize("name", ["repeated", "hub", "empty_rows_and_windows", "wide", "no_edges"])
-def test_gpu_every_form_has_the_same_bits(backend, name):
-    if reason := REGISTRY[backend].unavailable(torch.device("cuda", 0)):
-        pytest.skip(reason)
-    graph = EDGE_LISTS[name]()
-    tensors = [tensor.cuda() for tensor in qkv(graph.shape, 2, 16, torch.float16)]
-    first = sparse_attention(*tensors, FORMS["scipy_coo"](graph)[0], backend=backend)
-    for form in ("torch_csr", "torch_csc", "torch_coo"):
-        made = FORMS[form](graph)[0].cuda()
-        assert torch.equal(sparse_attention(*tensors, made, backend=backend), first), form
-    for form, make in WITH_SHAPE.items():
-        made = make(graph)[0]
-        made = made.cuda() if isinstance(made, torch.Tensor) else tuple(torch.as_tensor(each).cuda() for each in made)
-        assert torch.equal(sparse_attention(*tensors, made, shape=graph.shape, backend=backend), first), form
-
-
-@pytest.mark.gpu
 def test_gpu_records_and_edge_orders_of_edge_lists_do_not_wait():
     from fused3s.graph.edge_order import edge_order
 
     graph = EDGE_LISTS["repeated"]()
-    given = [edge_index_of(graph).cuda(), *(FORMS[form](graph)[0].cuda() for form in ("torch_coo", "torch_csc"))]
+    given = [
+        WITHOUT_SHAPE["edge_index"](graph)[0].cuda(),
+        *(FORMS[form](graph)[0].cuda() for form in ("torch_coo", "torch_csc")),
+    ]
     with no_waits():
         found = [edge_order(graph_record(each, graph.shape, edge_ids=True), torch.device("cuda", 0)) for each in given]
     for each, form in zip(found, ("scipy_coo", "torch_coo", "torch_csc"), strict=True):

@@ -2,10 +2,8 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from edge_cases import EDGE_LISTS, FORMS
 from gpu_plan_on_cpu import gpu_on_cpu
 from plan_cases import assert_equal_plans
 
@@ -16,30 +14,10 @@ from fused3s.fused.planning.plan import plan_graph, queue_plan
 from fused3s.graph import grouped as grouped_graph
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edge_list import EdgeList
-from fused3s.graph.forms import graph_record
 from fused3s.graph.grouped import grouped_edges, grouped_ids, grouped_rows
 from tests.cuda_shim.cuda_on_cpu import NEEDS_COMPILER, cuda_on_cpu
 
 CPU, HALF = torch.device("cpu"), torch.float16
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", EDGE_LISTS)
-def test_every_form_is_repeated_for_the_group(name, form):
-    graph = EDGE_LISTS[name]()
-    made, order = FORMS[form](graph)
-    counts = np.zeros(graph.shape, int)
-    np.add.at(counts, (graph.row.numpy(), graph.col.numpy()), 1)
-    for size in (1, 2, 5):
-        found = grouped_edges(graph_record(made, None, True), size)
-        col, row = found.edge_index.numpy()
-        repeated = np.zeros(found.shape, int)
-        np.add.at(repeated, (row, col), 1)
-        assert np.array_equal(repeated, np.kron(counts, np.ones((size, 1), int)))
-        edge = np.arange(found.num_edges)  # edge e * size + g is edge e of the form, for member g
-        ids = order.numpy()[edge // size]
-        assert np.array_equal(row, graph.row.numpy()[ids] * size + edge % size)
-        assert np.array_equal(col, graph.col.numpy()[ids])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -259,8 +259,6 @@ CALLS = [
     ({"add_self_loops": False}, (X, EDGES.tolist()), r"edge_index: got list; an edge_index \[2, E\]"),
 ]
 OF_TRANSFORMER = [
-    ({}, (X, torch.tensor([[0, 4], [1, 2]])), r"row 0 \(sources\) holds ids from 0 to 4.*0 to 3 are"),
-    ({}, (X, torch.eye(5).to_sparse()), "adj_t of 5 targets and 5 sources; the features have 4 and 4"),
     ({}, (X, [[0], [1]]), "edge_index: got list"),
     ({"edge_dim": 3}, (X, EDGES), "edge_attr: got none.*edge_dim=3"),
     ({"edge_dim": 2}, (X, EDGES, ATTR), r"edge_attr: got shape \(2, 3\); \[E, 2\]"),

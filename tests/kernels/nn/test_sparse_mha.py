@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from attention_cases import EDGE_CASES, mask_of
+from attention_cases import EDGE_CASES, dense_attention, mask_of
+from sparse_matrix import SparseMatrix
 
 import fused3s.nn
 from data.dgl import import_dgl
@@ -25,21 +26,11 @@ def make_layer(hidden_size, num_heads, dtype=torch.float64, **options):
     return layer.to(dtype).eval()
 
 
-def example(layer, mask, h, copies=1):
-    """The example with a dense mask [N, N]: column c of head i is column c * H + i of a projection.
-
-    copies: how often each edge occurs, [N, N].
-    """
-    weights = {name: tensor.detach().double() for name, tensor in layer.state_dict().items()}
-    q, k, v = (
-        (h.double() @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).reshape(len(h), -1, layer.num_heads)
-        for name in ("q_proj", "k_proj", "v_proj")
-    )
-    score = torch.einsum("ich,jch->ijh", q * q.shape[1] ** -0.5, k)
-    score = score + torch.as_tensor(copies, dtype=torch.float64).log().expand(mask.shape)[..., None]
-    weight = torch.nan_to_num(score.masked_fill(~mask[..., None], -torch.inf).softmax(1))
-    out = torch.einsum("ijh,jch->ich", weight, v).reshape(h.shape)
-    return out @ weights["out_proj.weight"].T + weights["out_proj.bias"]
+def example(layer, counts, h):
+    """The example with dense numbers of edges [N, N]: column c of head i is column c * H + i of a projection."""
+    heads_last = (each(h).view(len(h), -1, layer.num_heads) for each in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (each.transpose(1, 2) for each in heads_last)
+    return layer.out_proj(dense_attention(q, k, v, counts, q.shape[2] ** -0.5).transpose(1, 2).flatten(1))
 
 
 def features(num_nodes, width, dtype=torch.float64):
@@ -56,16 +47,6 @@ def test_is_the_formula_of_the_example(hidden_size, num_heads, backend, name):
     torch.testing.assert_close(layer(plan, h), expected, rtol=1e-10, atol=1e-12)
 
 
-class SparseMatrix:
-    """The part of dgl.sparse.SparseMatrix that the layer reads; its library is missing for most PyTorch releases."""
-
-    def __init__(self, row, col, shape, value=1.0):
-        self.row, self.col, self.shape, self.val = row, col, shape, torch.full(row.shape, value)
-
-    def coo(self):
-        return self.row, self.col
-
-
 @torch.no_grad()
 def test_a_sparse_matrix_has_queries_as_rows_and_a_dgl_graph_as_destinations():
     graph = EDGE_CASES["n_one_past_16"]()
@@ -73,7 +54,7 @@ def test_a_sparse_matrix_has_queries_as_rows_and_a_dgl_graph_as_destinations():
     row, col = (torch.from_numpy(ids).int() for ids in (coo.row, coo.col))
     layer, h = make_layer(6, 2, backend="reference"), features(65, 6)
     expected = example(layer, mask_of(graph), h)
-    for door in (SparseMatrix(row, col, (65, 65)), import_dgl().graph((col, row), num_nodes=65)):
+    for door in (SparseMatrix(row, col, (65, 65), torch.ones(len(row))), import_dgl().graph((col, row), num_nodes=65)):
         torch.testing.assert_close(layer(door, h), expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(layer(layer.plan(door), h), expected, rtol=1e-10, atol=1e-12)
 
@@ -81,7 +62,7 @@ def test_a_sparse_matrix_has_queries_as_rows_and_a_dgl_graph_as_destinations():
 def test_values_of_a_sparse_matrix_are_not_left_out():
     row = col = torch.arange(4)
     with pytest.raises(ValueError, match=r"values other than 1, .* fused3s\.edge_attention"):
-        make_layer(6, 2)(SparseMatrix(row, col, (4, 4), 0.5), features(4, 6))
+        make_layer(6, 2)(SparseMatrix(row, col, (4, 4), torch.full((4,), 0.5)), features(4, 6))
 
 
 def test_gradients_reach_every_parameter_through_a_differentiable_backend():
@@ -102,5 +83,5 @@ def test_repeated_edges_count_as_often_as_they_occur():
     row, col = torch.tensor([0, 0, 0, 2, 3]), torch.tensor([1, 1, 2, 0, 3])
     layer, h = make_layer(6, 2, backend="reference"), features(4, 6)
     copies = torch.zeros(4, 4, dtype=torch.float64).index_put_((row, col), torch.ones(5).double(), accumulate=True)
-    out = layer(SparseMatrix(row, col, (4, 4)), h)
-    torch.testing.assert_close(out, example(layer, copies > 0, h, copies), rtol=1e-10, atol=1e-12)
+    out = layer(SparseMatrix(row, col, (4, 4), torch.ones(5)), h)
+    torch.testing.assert_close(out, example(layer, copies, h), rtol=1e-10, atol=1e-12)

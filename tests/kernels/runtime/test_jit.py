@@ -1,7 +1,7 @@
 """Compilation without a GPU: instances stay within their budget of registers, and spill nothing.
 
-Compiling all instances for all architectures takes many minutes. Here each shape is compiled once, with the
-architectures and element types in turn; test_architectures.py compiles some of each family for all.
+Compiling all instances for all architectures takes many minutes: most shapes are compiled once, with the architectures
+and element types in turn, and some of each family for all. The dense block: tests/models/dense.
 """
 
 from itertools import cycle, product
@@ -18,10 +18,12 @@ from bench.baselines.flashsparse import Kernels
 from bench.baselines.fused3s_paper import paper_instance
 from fused3s import KernelCompileError
 from fused3s.fused.edges.added_features import added_instance
-from fused3s.fused.edges.backward import edge_backward_instances
-from fused3s.fused.edges.features import float_instance, product_instance
+from fused3s.fused.edges.backward import edge_backward_instances, features_instance
+from fused3s.fused.edges.features import PACK_PAIR_FEATURES, float_instance, product_instance
 from fused3s.fused.edges.forward import edge_instance, is_packed
 from fused3s.fused.edges.wide_features import wide_instance
+from fused3s.fused.planning.gpu_plan import PLAN_EDGES, PLAN_ITEMS, PLAN_SCHEDULE, WRITE_TILES
+from fused3s.fused.planning.gpu_row_items import PLAN_PARTS, PLAN_WHOLE_ROWS
 from fused3s.fused.shapes import (
     ADDITIVE,
     DROPOUT,
@@ -35,10 +37,13 @@ from fused3s.fused.shapes import (
 )
 from fused3s.fused.shapes import TYPES as EDGE_TYPES
 from fused3s.fused.tiles.backward import backward_instance
-from fused3s.fused.tiles.forward import choose_instance, heads_of_group
+from fused3s.fused.tiles.forward import PACK_FEATURES, choose_instance, fused_instance, heads_of_group
 from fused3s.fused.tuning import SM90
 from fused3s.runtime import jit
 from fused3s.runtime.jit import Element, KernelInstance
+from models.dense.batch_norm import batch_norm_instance
+from models.dense.residual_norm import rows_instance as norm_instance
+from parallel.rank_rows import rows_instance as rank_instance
 
 pytest.importorskip("cupy", reason="CuPy, which brings NVRTC's interface, is not installed")
 
@@ -54,6 +59,14 @@ LANE_DIMS = [2, 12, 24, 64, 130, 256]
 FEATURES = KEY_FEATURES | VALUE_FEATURES
 LANE_TERMS = [0, EDGE_TYPES, KEY_FACTOR, FEATURES, KEY_FACTOR | FEATURES, EDGE_TYPES | FEATURES | DROPOUT | EXPRESSION]
 ADDED_FEATURES = ADDITIVE | KEY_FACTOR
+COMMON = ((64, SM90.warps), (128, SM90.warps), (256, SM90.few_warps))  # columns of a head, work items per block
+CSR = (
+    ("plan_count", (True, True)),
+    ("plan_offsets", (True,)),
+    ("plan_place", (True,)),
+    ("plan_sort", (True, True, False)),
+    ("plan_sort", (False, False, True)),
+)
 
 every_arch = pytest.mark.parametrize("arch", ARCHS)
 
@@ -86,6 +99,13 @@ def test_fused3s(arch):
         for (dim, score), types in in_turn(product((12, 64, 128, 200), SCORES), arch)
     ]
     check(specs, arch, registers_of)
+    turn = ARCHS.index(arch)
+    element, dtype = ((Element.HALF, HALF), (Element.BFLOAT16, BFLOAT))[turn % 2]
+    common = [choose_instance(element, FLOAT, *shape) for i, shape in enumerate(COMMON) if i != turn % 3]
+    common += [fused_instance(element, dtype, *shape, terms=FEATURES) for shape in COMMON[1:]]
+    common.append(fused_instance(element, dtype, 256, SM90.few_warps, terms=EXPRESSION, score=SCORES[1]))
+    check(common, arch, lambda spec: {64: 128, 128: 168, 256: 255}[spec.arguments.dim])
+    check([choose_instance(element, dtype, 8, SM90.warps, num_heads=8)], arch, 128)
 
 
 # float32, dimension and heads of a tensor: common shapes, and heads of every number of slices and warps, with copies of
@@ -120,13 +140,16 @@ def test_float32_of_fused3s(arch):
 
 
 @every_arch
-def test_gradients_in_float32(arch):
-    """Both numbers of TF32 terms; one, two and four warps a team."""
+def test_gradients_over_tiles(arch):
+    """16 bits; float32 with both numbers of TF32 terms; one, two and four warps a team."""
     shapes = product((16, 48, 64, 128, 256), (Element.FLOAT, Element.TF32), (False, True), (0, DROPOUT))
     specs = [
         backward_instance(element, dim, side, SM90.few_teams, terms)
         for (dim, element, side, terms), _ in in_turn(shapes, arch)
     ]
+    element, terms = ((Element.HALF, 0), (Element.BFLOAT16, DROPOUT))[ARCHS.index(arch) % 2]
+    shapes = [(128, SM90.teams, False), (256, SM90.few_teams, True)]
+    specs += [backward_instance(element, dim, side, teams, terms) for dim, teams, side in shapes]
     check(specs, arch, 255)
 
 
@@ -155,6 +178,12 @@ def test_edge_by_edge(arch):
         return 176 if terms & FEATURES and dim <= 8 else 0  # 16 features a lane
 
     check(backward, arch, 255, spill_bytes=spill_bytes)
+    # Room for six blocks of four warps on an SM, with features for five and three.
+    check([edge_instance(HALF, HALF, 16, 8, 0)], arch, 80)
+    check([edge_instance(HALF, HALF, 16, 8, FEATURES), edge_instance(HALF, HALF, 10, 8, 0)], arch, 96)
+    for terms in (0, FEATURES):
+        check(edge_backward_instances(HALF, HALF, 16, 8, terms), arch, 168)
+    check([features_instance(HALF)], arch, 64)
 
 
 @every_arch
@@ -204,6 +233,68 @@ def test_wide_features(arch):
             score = SCORES[1] if term & EXPRESSION else None
             shape = *dtypes, dim, heads, term, score
             check([edge_instance(*shape), *edge_backward_instances(*shape)], arch, 255)
+
+
+@every_arch
+def test_kernels_around_attention(arch):
+    """Products with features, norms, and rows of other ranks: registers for three blocks of 256 threads an SM."""
+    dtype = (HALF, BFLOAT)[ARCHS.index(arch) % 2]
+    products = (("weight_gradient", None), ("project_query", None), ("add_features", dtype))
+    check([product_instance(function, dtype, 128, out) for function, out in products], arch, 80)
+    check([PACK_FEATURES, PACK_PAIR_FEATURES], arch, 80)
+    norms = [norm_instance(function, dtype, 128) for function in ("residual_norm", "residual_norm_backward")]
+    check([*norms, norm_instance("relu_backward", dtype, 256)], arch, 80)
+    batch_norms = ("batch_norm_statistics", "batch_norm", "batch_norm_sums", "batch_norm_gradient")
+    check([batch_norm_instance(function, dtype, 128) for function in batch_norms], arch, 80)
+    check([rank_instance("pack_rows", 16), rank_instance("combine_rows", dtype, 16)], arch, 64)
+
+
+@every_arch
+def test_plans(arch):
+    """Half of the sources for each architecture. At most 64 registers in blocks of 1,024 threads."""
+    if ARCHS.index(arch) % 2:
+        check([WRITE_TILES, PLAN_EDGES], arch, 80)
+        check([PLAN_PARTS, PLAN_WHOLE_ROWS], arch, 64)
+    else:
+        check([KernelInstance("plan/plan_csr.cu", *each) for each in CSR], arch, 96)
+        check([PLAN_SCHEDULE, PLAN_ITEMS], arch, 64)
+
+
+# GAT; positions in three dimensions; a soft cap of an edge's value.
+EXPRESSIONS = (
+    "leaky_relu(row0 + column0, 0.2)",
+    "s - ((row0 - column0)**2 + (row1 - column1)**2 + (row2 - column2)**2) / (2 * head0**2)",
+    "s + column0",
+    "number0 * tanh((s + edge0 * head0) / number0)",
+)
+BIAS = "s + edge0"
+
+
+def instances_of(score: str) -> list[KernelInstance]:
+    found = [edge_instance(dtype, dtype, dim, heads, EXPRESSION, score) for dtype in (HALF, FLOAT)
+             for heads, dim in ((8, 8), (1, 64))]  # fmt: skip
+    for dtype, dim, heads in ((HALF, 8, 8), (FLOAT, 64, 1)):
+        found += edge_backward_instances(dtype, dtype, dim, heads, EXPRESSION, score)
+    if "s" in score.split("(")[0].split():
+        found += [fused_instance(Element.HALF, HALF, dim, 4, terms=EXPRESSION, score=score) for dim in (64, 128)]
+    if score == BIAS:
+        shapes = (4, 16), (3, 10), (8, 6), (2, 32)
+        found += [fused_instance(Element.HALF, HALF, dim, 4, heads, EXPRESSION, score=score) for heads, dim in shapes]
+    if "s" in score.split("(")[0].split():
+        shapes = [(dim, columns) for dim in (64, 128, 256) for columns in (False, True)]
+        found += [backward_instance(Element.HALF, dim, columns, 2, EXPRESSION, score) for dim, columns in shapes]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("score", "arch"), [*zip(EXPRESSIONS * 2, ARCHS, strict=True), *((BIAS, arch) for arch in ARCHS[::2])]
+)
+def test_expressions_compile_without_spills(score, arch):
+    def spill_bytes(instance):
+        # The column pass of 128 columns a warp has all 255 registers without a term.
+        return 32 if instance.function == "fused3s_backward" and instance.arguments.dim >= 128 else 0
+
+    check(instances_of(score), arch, 255, spill_bytes=spill_bytes)
 
 
 @every_arch

@@ -52,20 +52,6 @@ def gpu(monkeypatch):
     return gpu
 
 
-def test_each_other_stream_waits_once_and_holds_the_memory(gpu):
-    first, second, memory = gpu.current, Stream(7), Memory()
-    made = Made.on(GPU)
-    made.used_by_current_stream([memory, None])
-    assert (first.log, memory.streams) == ([], []), "the stream that made them runs in order"
-    gpu.current = second
-    for _ in range(3):
-        made.used_by_current_stream([memory, None])
-    assert (second.log, memory.streams) == ([("wait", 0)], [7])
-    gpu.current = third = Stream(8)
-    made.used_by_current_stream([memory, None])
-    assert (third.log, memory.streams) == ([("wait", 0)], [7, 8])
-
-
 def test_a_wait_that_fails_is_tried_again(gpu):
     made = Made.on(GPU)
     gpu.current = Stream(7)

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from devices import both_devices, kernels_of
 from edge_cases import EDGE_LISTS, FORMS, in_order, qkv
 from poison import poisoned_buffers
 from tolerance import FLOOR
@@ -14,10 +15,8 @@ from fused3s import Dropout, EdgeData, ScoreTerm, plan_attention
 from fused3s.fused import backend as fused3s
 from fused3s.fused.planning import plan as fused3s_planning
 from fused3s.fused.tuning import SM90
-from tests.cuda_shim.cuda_on_cpu import COMPILER, MODES, cuda_on_cpu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-on_cpu = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler found (g++ or clang++)")
 
 HALF, FLOAT = torch.float16, torch.float32
 GRAPHS = ("repeated", "hub", "one_node_self_loop", "empty_rows_and_windows", "wide", "no_edges")
@@ -124,29 +123,20 @@ def gradients(backend: str, made, data: EdgeData, tensors, grad, dtype, rate: fl
     return output.detach(), {name: each for name, each in found.items() if each is not None}
 
 
-@on_cpu
+@both_devices
 @pytest.mark.parametrize(("heads", "dim", "dtype"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_and_gradients_match_float64(monkeypatch, kind, heads, dim, dtype):
-    if kind == "capped bias":  # else sparse graphs go edge by edge
+def test_values_and_gradients_match_float64(monkeypatch, device, kind, heads, dim, dtype):
+    if kind == "capped bias" and device == "cpu":  # else sparse graphs go edge by edge
         by_tile = replace(SM90, with_terms=(), backward=(), backward_with_values=())
         for module in (fused3s, fused3s_planning):
             monkeypatch.setattr(module, "tuning_for", lambda gpu: by_tile)
-    for number, name in enumerate(GRAPHS):
-        graph = EDGE_LISTS[name]()
-        with cuda_on_cpu(MODES[("late", "random", "early")[number % 3]]):
-            poison = partial(poisoned_buffers, monkeypatch)
-            check(kind, graph, heads, dim, dtype, "cpu", 0.3 if number % 2 else 0.0, f"{kind}, {name}", poison)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("heads", "dim", "dtype"), SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_and_gradients_match_float64_on_a_gpu(monkeypatch, kind, heads, dim, dtype):
-    for name, make_graph in EDGE_LISTS.items():
-        for rate in (0.0, 0.3):
-            poison = partial(poisoned_buffers, monkeypatch)
-            check(kind, make_graph(), heads, dim, dtype, "cuda", rate, f"{kind}, {name}", poison)
+    for number, name in enumerate(GRAPHS if device == "cpu" else EDGE_LISTS):
+        rates = ((0.0,), (0.3,))[number % 2] if device == "cpu" else (0.0, 0.3)
+        with kernels_of(device, ("late", "random", "early")[number % 3]):
+            for rate in rates:
+                poison = partial(poisoned_buffers, monkeypatch)
+                check(kind, EDGE_LISTS[name](), heads, dim, dtype, device, rate, f"{kind}, {name}", poison)
 
 
 def check(kind, graph, heads, dim, dtype, device, rate, label, poison) -> None:
@@ -182,7 +172,6 @@ WITH_NAN += ["clamp(0, {x}, 5)", "clamp(0, -5, {x})", "leaky_relu({x}, 0.2)", "l
 CHOSEN = ["where({x} < 1, {x}, 1)", "where({x} > 1, 1, {x})", "where(s < 9, {x}, 1)", "leaky_relu(1, {x})"]
 
 
-@on_cpu
 @pytest.mark.parametrize("expression", [*WITH_NAN, *CHOSEN])
 def test_a_nan_of_the_score_or_a_value_is_one_of_its_rows(monkeypatch, expression):
     graph = EDGE_LISTS["empty_rows_and_windows"]()
@@ -191,7 +180,7 @@ def test_a_nan_of_the_score_or_a_value_is_one_of_its_rows(monkeypatch, expressio
     lengths = {"q": graph.shape[0], "row": graph.shape[0], "col": graph.shape[1], "edge": graph.num_edges, "head": 1}
     uses = {"q": row, "row": row, "col": col, "edge": torch.arange(graph.num_edges), "head": torch.zeros_like(row)}
     text = expression.format(x="(s / 9 + r + c + e + h)")
-    with cuda_on_cpu():
+    with kernels_of("cpu"):
         options = {"device": "cpu", "dtype": HALF, "head_dim": 8, "num_heads": 1, "edge_data": True}
         fused, reference = (plan_attention(made, backend=name, **options) for name in ("fused3s", "reference"))
         for name in lengths:
@@ -226,14 +215,13 @@ def test_other_backends_agree_with_float64(backend):
             torch.testing.assert_close(found[each], wanted, rtol=1e-3, atol=1e-4, msg=f"{kind}: {each}")
 
 
-@on_cpu
 def test_gradients_have_the_same_bits_in_every_order(monkeypatch):
     graph = EDGE_LISTS["hub"]()
     made, order = FORMS["scipy_coo"](graph)
     tensors, data = qkv(graph.shape, 3, 8, HALF), make_term("distance", graph, 3, 8, HALF)
     runs = []
     for mode in ("late", "early", "random"):
-        with cuda_on_cpu(MODES[mode]):
+        with kernels_of("cpu", mode):
             arguments = made, data, tensors, torch.ones_like(tensors[0]), HALF, 0.0, order
             runs.append(gradients("fused3s", *arguments, partial(poisoned_buffers, monkeypatch))[1])
     for run in runs[1:]:
@@ -241,14 +229,13 @@ def test_gradients_have_the_same_bits_in_every_order(monkeypatch):
             assert torch.equal(run[name], expected), name
 
 
-@on_cpu
 def test_kernel_of_a_term(monkeypatch):
     """KV tiles where the expression reads the score, edge by edge where it does not, or has many values of edges."""
     graph = EDGE_LISTS["hub"]()
     made, order = FORMS["scipy_coo"](graph)
     for kind, kernel in (("soft cap", "fused3s<"), ("GAT", "fused3s_edges<"), ("with all edge data", "fused3s_edges<")):
         tensors, data = qkv(graph.shape, 1, 64, HALF), make_term(kind, graph, 1, 64, HALF)
-        with cuda_on_cpu(MODES["late"]) as gpu:
+        with kernels_of("cpu") as gpu:
             arguments = made, data, tensors, torch.ones_like(tensors[0]), HALF, 0.0, order
             gradients("fused3s", *arguments, partial(poisoned_buffers, monkeypatch))
         assert any(name.startswith(kernel) for name in gpu.launched), gpu.launched

@@ -76,8 +76,7 @@ def assert_same_call(found: torch.Tensor, expected: torch.Tensor, leaves: list[t
     same(found, expected)
     factors = torch.randn_like(expected)
     gradients = (torch.autograd.grad(output, leaves, factors) for output in (found, expected))
-    for left, right in zip(*gradients, strict=True):
-        same(left, right)
+    same(*gradients)
 
 
 def operator_arguments(case: Case, with_edges: bool) -> tuple[Any, ...]:
@@ -240,8 +239,7 @@ def test_an_exported_program_runs_while_its_plan_lives(backend, strict, tmp_path
         torch.autograd.grad(output.sum(), list(each.parameters()))
         for output, each in zip(outputs, (loaded, module), strict=True)
     )
-    for left, right in zip(*gradients, strict=True):
-        same(left, right)
+    same(*gradients)
     del module, case, outputs
     gc.collect()  # torch.export leaves cycles
     with pytest.raises(RuntimeError, match=f"a plan of backend {backend} that is gone"):
@@ -261,8 +259,7 @@ def test_a_model_is_compiled_without_a_graph_break(backend):
     gradients = [torch.autograd.grad(output.sum(), list(model.parameters())) for output in outputs]
     if backend != "fused3s":
         torch.testing.assert_close(*outputs)
-        for left, right in zip(*gradients, strict=True):
-            same(left, right)
+        same(*gradients)
         return
     # Inductor keeps float32 between layers that it fuses, where eager layers round to 16 bits: neither is the other's
     # oracle.

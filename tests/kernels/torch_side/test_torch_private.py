@@ -43,18 +43,6 @@ def test_hooks_of_all_modules_and_the_fallback(which):
     assert not torch_private._any_global_hook()
 
 
-def test_autograd_is_active_inside_of_a_kernel():
-    x, found = torch.ones(2, requires_grad=True), []
-    keys = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradFunctionality):
-        keys = keys.add(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys):
-        found.append((x * 2).requires_grad)
-        with torch_private.autograd_active():
-            found.append((x * 2).requires_grad)
-    assert found == [False, True]
-
-
 def test_a_linear_layer_with_relu_and_its_fallback(monkeypatch):
     x, weight, bias = torch.randn(5, 4), torch.randn(3, 4), torch.randn(3)
     expected = torch.relu(x @ weight.t() + bias)

@@ -77,15 +77,9 @@ def test_a_plan_serves_all_calls_and_layers_of_its_kind(graph, planned):
     assert edges is edges_of_dgl(graph.local_var(), CPU)
     graph.create_formats_()
     assert edges is edges_of_dgl(graph, CPU)
-    assert edges_of_dgl(graph, torch.device("meta")).edge_index.is_meta
-
-
-def test_a_plan_of_inference_serves_training(graph, layers):
-    x = torch.randn(5, 6, dtype=torch.float64)
     with torch.inference_mode():
-        layers[1](graph, x)
-    layers[1](graph, x).sum().backward()
-    assert layers[1].fc.weight.grad is not None
+        other = edges_of_dgl(graph, torch.device("meta")).edge_index
+    assert (other.is_meta, other.is_inference()) == (True, False)  # or nothing would be cached for training
 
 
 @pytest.mark.parametrize("end", [lambda graph: None, CHANGES["add_edges"]], ids=["freed", "changed"])

@@ -98,8 +98,7 @@ def trained(layer, graph, feat, *more, dtype=torch.float64, **options):
 
 def assert_same(found, expected, **tolerance):
     assert len(found) == len(expected)
-    for mine, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, right, **(tolerance or {"rtol": 1e-9, "atol": 1e-9}))
+    torch.testing.assert_close(found, expected, **(tolerance or {"rtol": 1e-9, "atol": 1e-9}))
 
 
 @pytest.mark.parametrize("backend", ["auto", "formula"])
