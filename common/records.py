@@ -73,7 +73,7 @@ class Row(Provenance):
     `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a part of an
     eager forward pass (`models.inference.model_regions`), a pass of a kernel (forward, backward), a step or epoch of a
     training run, or the batches of a collection. `disturbed` says that repeated medians of a run disagreed
-    (`common.timers`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the
+    (`bench.rounds`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the
     host and is no evidence. `relative_error` is the norm of the difference from the reference over the norm of the
     reference (of a whole model as in `models.inference.agreement.compare`), blank if status is unchecked.
     """

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,6 @@ LONG_TOTAL_MS, LONG_REPEATS = 300.0, 3  # for so long, but at least so often
 LONG_ISOLATED_MS = 200.0  # for so long where each run is isolated, since that makes no difference; at most LONG_REPEATS
 WARM_MS = 10.0  # work before the first timed replay: an idle GPU needs as long to raise its clock
 REPLAY_MS = 2.0  # a CUDA graph repeats a shorter run, up to ten times
-AGREEMENT = 0.05  # relative difference of medians that agree
-MAX_ROUNDS = 5
 SPIN_CYCLES = 400_000  # of the kernel in front of a replay: about 0.2 ms, longer than the host takes to queue it
 LONGEST_SPIN = 512 * SPIN_CYCLES  # about 0.1 s: work that takes longer to queue waits for the GPU
 
@@ -130,92 +128,6 @@ def times_inside(
         calls_before_pass.append(len(inside))
     spent = inside.milliseconds()
     return [sum(spent[first:last]) for first, last in pairwise(calls_before_pass)], whole.milliseconds()
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Passes timed in rounds, see `time_rounds`.
-
-    Attributes:
-        spread: of the passes of all rounds that were kept.
-        medians: of each round, kept or not, in order.
-        disturbed: no two medians agreed.
-    """
-
-    spread: Spread
-    medians: tuple[float, ...]
-    disturbed: bool
-
-    def columns(self) -> dict[str, float | int | str]:
-        """Columns of a row of results."""
-        return {**self.spread.columns(), "disturbed": "yes" if self.disturbed else "no"}
-
-    @property
-    def warning(self) -> str:
-        """End of a note that tells how much the rounds of a disturbed time differ; empty for other times."""
-        if not self.disturbed:
-            return ""
-        return f"; medians of {len(self.medians)} rounds from {min(self.medians):.3g} to {max(self.medians):.3g} ms"
-
-
-def time_rounds(time_round: Callable[[], list[float]], first: list[float] | None = None) -> Rounds:
-    """Rounds of passes until the medians of two of them differ by at most 5 %; these two are kept.
-
-    Work of others on the host slows down all passes for a while, and with them a median. It rarely slows down two
-    rounds equally. If no two of 5 medians agree, all rounds are kept and the time counts as disturbed.
-
-    Args:
-        time_round: gives the milliseconds of each pass of a round.
-        first: those of a round that was timed before.
-    """
-    found = _RoundsSoFar()
-    found.add(first or time_round())
-    while not found.settled:
-        found.add(time_round())
-    return found.rounds()
-
-
-def time_rounds_by_turns(time_round: Callable[[], Mapping[str, list[float]]]) -> dict[str, Rounds]:
-    """`time_rounds` of runs whose times are compared: a round times them by turns, until the times of each agree.
-
-    Args:
-        time_round: gives the milliseconds of each pass of a round, by name of the run.
-    """
-    found: dict[str, _RoundsSoFar] = {}
-    while not found or not all(one.settled for one in found.values()):
-        for name, times in time_round().items():
-            found.setdefault(name, _RoundsSoFar()).add(times)
-    return {name: one.rounds() for name, one in found.items()}
-
-
-class _RoundsSoFar:
-    """Rounds of one run.
-
-    Attributes:
-        agreed: the first two rounds whose medians agree.
-    """
-
-    def __init__(self) -> None:
-        self._times: list[list[float]] = []
-        self._medians: list[float] = []
-        self.agreed: list[float] | None = None
-
-    def add(self, times: list[float]) -> None:
-        newest = float(np.median(times))
-        if self._medians and self.agreed is None:
-            nearest = min(range(len(self._medians)), key=lambda nth: abs(self._medians[nth] - newest))
-            if abs(self._medians[nearest] - newest) <= AGREEMENT * min(self._medians[nearest], newest):
-                self.agreed = self._times[nearest] + times
-        self._times.append(times)
-        self._medians.append(newest)
-
-    @property
-    def settled(self) -> bool:
-        return self.agreed is not None or len(self._times) == MAX_ROUNDS
-
-    def rounds(self) -> Rounds:
-        kept = self.agreed or [*chain.from_iterable(self._times)]
-        return Rounds(Spread.of(kept), tuple(self._medians), disturbed=self.agreed is None)
 
 
 def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 10) -> Spread:

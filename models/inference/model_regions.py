@@ -17,16 +17,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common.timers import (
-    Rounds,
-    Spread,
-    mark,
-    milliseconds_between,
-    pass_times,
-    time_kernel,
-    time_rounds,
-    times_inside,
-)
+from common.timers import Spread, mark, milliseconds_between, time_kernel
 from models import Execution
 
 # In the order of the pass. "norms" includes the residual additions. "dense" is one region of the compiled and fused
@@ -58,32 +49,6 @@ def time_attention(execution: Execution, *, device: torch.device, repeats: int) 
     once, _ = time_kernel(lambda: attention(*arguments, **options), device=device, repeats=repeats)
     blocks = len(execution.model.blocks)
     return Spread(once.median * blocks, once.p10 * blocks, once.p90 * blocks, once.repeats)
-
-
-def time_eager(
-    execution: Execution, *, device: torch.device, repeats: int, first: list[float] | None
-) -> tuple[Rounds, Rounds]:
-    """Milliseconds of an eager pass, and of its attention with launch gaps.
-
-    Args:
-        repeats: passes of a round. 1 says that a pass is so long that marks inside cost nothing: one pass then gives
-            both times.
-        first: milliseconds of a round that was timed before.
-    """
-    attention = execution.inputs.attention
-    if repeats > 1:
-        forward = time_rounds(lambda: pass_times(execution.eager, device=device, repeats=repeats), first)
-        timing: dict[str, Any] = {"device": device, "repeats": repeats // 2}
-        return forward, time_rounds(lambda: times_inside(execution.eager, attention, **timing)[0])
-    in_attention = []
-
-    def time_round() -> list[float]:
-        inside, whole = times_inside(execution.eager, attention, device=device, repeats=1)
-        in_attention.extend(inside)
-        return whole
-
-    forward = time_rounds(time_round, first)
-    return forward, replace(forward, spread=Spread.of(in_attention))
 
 
 class _PassEndedError(Exception):

@@ -21,7 +21,7 @@ from fused3s.graph.reorder.row_order import RowOrder
 from models import Execution
 from models.inference.agreement import Agreement
 from models.inference.model_regions import save_trace
-from models.inference.source import SetRun, Source
+from models.inference.source import Source
 from models.metrics import Score
 from models.trained_weights import weights_name
 
@@ -37,7 +37,8 @@ class Run:
         format_build: ms to build the sparse format, once per graph or batch.
         peak_memory: MiB.
         logits: [rows, classes] float32; None on a rank that reports nothing.
-        whole: all batches; None for one.
+        whole: graphs/s, share of a pass over all batches that the device spent in forward passes, 0 to 1, and ms of a
+            batch's forward pass, by name of the metric; empty for one batch.
         agreement: with the reference backend; None if not compared.
         accuracy: against the model in float32; None if not compared.
         score: of trained weights on the labels; None for random weights and without labels.
@@ -52,7 +53,7 @@ class Run:
     format_build: float
     peak_memory: float
     logits: Tensor | None
-    whole: SetRun | None
+    whole: dict[str, Spread]
     agreement: Agreement | None = None
     accuracy: Agreement | None = None
     score: Score | None = None
@@ -108,12 +109,14 @@ def report_table(run: Run, title: str) -> Table:
         "precision": dtype_name(source.dtype),
     }
     if whole:
-        batches = f"{whole.num_batches:,} batches of up to {whole.batch_size:,}, kept on {whole.kept_on}"
+        count, size = batches_of(source)
+        batches = f"{count:,} batches of up to {size:,}, kept on {source.kept_on}"
         also = ", with assembly and plan" if execution.captured else ""
         lines |= {
-            "all batches": f"{whole.num_graphs:,} graphs in {batches}",
-            "throughput": _spread(whole.graphs_per_second, "graphs/s", ",.0f"),
-            "in forward passes": f"{whole.share.median:.1%} of that time; of a batch {_spread(whole.forward)}{also}",
+            "all batches": f"{meta.num_graphs:,} graphs in {batches}",
+            "throughput": _spread(whole["throughput"], "graphs/s", ",.0f"),
+            "in forward passes": f"{whole['share_in_forward_passes'].median:.1%} of that time; "
+            f"of a batch {_spread(whole['time'])}{also}",
         }
     lines[f"forward pass{first}"] = f"{_spread(run.forward)}{busy}"
     if run.attention_share:
@@ -133,6 +136,13 @@ def report_table(run: Run, title: str) -> Table:
         error = f"relative error {run.accuracy.relative:.1e}, largest {run.accuracy.max_abs:.1e}"
         lines["accuracy"] = f"against float32: {classes}{error}"
     return _table(title, lines)
+
+
+def batches_of(source: Source) -> tuple[int, int]:
+    """Number of batches, and the most graphs of one."""
+    meta = source.loaded.meta
+    size = source.config.data.graphs_per_batch(meta.num_graphs, meta.num_nodes)
+    return -(-meta.num_graphs // size), size
 
 
 def _spread(spread: Spread, unit: str = "ms", form: str = ".3f") -> str:
@@ -204,12 +214,12 @@ def result_rows(run: Run, config_path: Path) -> list[Row]:
         row("build", "time", "ms", run.format_build, **part),
     ]
     if whole:
-        every = {"region": "all batches"}
-        note = f"{whole.num_batches:,} batches of {whole.batch_size:,}, kept on {whole.kept_on.type}"
+        count, size = batches_of(source)
+        notes = {"throughput": f"{count:,} batches of {size:,}, kept on {source.kept_on.type}"}
+        units = ("graphs/s", "1", "ms")
         rows += [
-            row("model", "throughput", "graphs/s", whole.graphs_per_second, note=note, **every),
-            row("model", "share_in_forward_passes", "1", whole.share, **every),
-            row("model", "time", "ms", whole.forward, **every),
+            row("model", metric, unit, spread, region="all batches", note=notes.get(metric, NONE))
+            for (metric, spread), unit in zip(whole.items(), units, strict=True)
         ]
     rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
     if run.score:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.models import time_eager
 from common.timers import Spread, times_inside
 from data.dgl import import_dgl
 from fused3s import plan_attention
 from models import GraphTransformer, prepare_execution
-from models.inference.model_regions import REGIONS, save_trace, time_attention, time_eager, time_regions
+from models.inference.model_regions import REGIONS, save_trace, time_attention, time_regions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
