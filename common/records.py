@@ -40,11 +40,18 @@ class ResultsFileError(ValueError):
     """A results file that rows cannot be appended to or read from."""
 
 
-class Provenance(BaseModel):
-    """One process on one device, shared by all rows that it writes. Unknown values are "none", never guessed.
+class Row(BaseModel):
+    """One measured value, with everything needed to measure it again; results/README.md explains each column.
 
-    Attributes:
-        sources: hash of the code that the time depends on; empty in runs from before it was recorded.
+    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a part of an
+    eager forward pass (`models.inference.model_regions`), a pass of a kernel (forward, backward), a step or epoch of a
+    training run, or the batches of a collection. `disturbed` says that repeated medians of a run disagreed
+    (`bench.rounds`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the
+    host and is no evidence. `relative_error` is the norm of the difference from the reference over the norm of the
+    reference (of a whole model as in `models.inference.agreement.compare`), blank if status is unchecked.
+
+    The fields before `bench` are the provenance of a run, one process on one device; unknown ones are "none". `sources`
+    is a hash of the code that a time depends on, empty in runs from before it was recorded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -65,19 +72,6 @@ class Provenance(BaseModel):
     numpy: str
     max_sm_clock: int | None = Field(default=None, ge=0)  # MHz
     power_limit: float | None = Field(default=None, ge=0)  # W
-
-
-class Row(Provenance):
-    """One measured value, with everything needed to measure it again; results/README.md explains each column.
-
-    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a part of an
-    eager forward pass (`models.inference.model_regions`), a pass of a kernel (forward, backward), a step or epoch of a
-    training run, or the batches of a collection. `disturbed` says that repeated medians of a run disagreed
-    (`bench.rounds`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the
-    host and is no evidence. `relative_error` is the norm of the difference from the reference over the norm of the
-    reference (of a whole model as in `models.inference.agreement.compare`), blank if status is unchecked.
-    """
-
     bench: Bench
     config: str
     config_sha: str = NONE
@@ -144,7 +138,7 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
-RUN_COLUMNS = tuple(Provenance.model_fields)
+RUN_COLUMNS = COLUMNS[: COLUMNS.index("bench")]  # provenance
 ROW_COLUMNS = ("run_id", *(name for name in COLUMNS if name not in RUN_COLUMNS))
 DEFAULTS = {name: field.default for name, field in Row.model_fields.items() if not field.is_required()}
 LOCK_SECONDS = 60.0  # that a row waits for another process

@@ -147,7 +147,7 @@ def record_duration(name: str, seconds: float) -> None:
     path = ROOT / MEASURED / DURATIONS
     path.parent.mkdir(parents=True, exist_ok=True)
     here = provenance(torch.device("cuda"))
-    line = pd.DataFrame([{"step": name, "seconds": round(seconds), "commit": here.commit, "device": here.device}])
+    line = pd.DataFrame([{"step": name, "seconds": round(seconds), "commit": here["commit"], "device": here["device"]}])
     line.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 

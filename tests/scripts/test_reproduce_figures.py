@@ -37,7 +37,7 @@ def on_gpu(monkeypatch, tmp_path):
     gpu = SimpleNamespace(name="my GPU", total_memory=80e9)
     monkeypatch.setattr(script.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(script.torch.cuda, "get_device_properties", lambda device: gpu)
-    monkeypatch.setattr(script, "provenance", lambda device: SimpleNamespace(commit="abc", device="my GPU"))
+    monkeypatch.setattr(script, "provenance", lambda device: {"commit": "abc", "device": "my GPU"})
     monkeypatch.setattr(script, "MEASURED", tmp_path / "local")
     monkeypatch.setattr(script, "DATASETS", tmp_path)
     return tmp_path / "local"
