@@ -130,21 +130,17 @@ def times_inside(
     return [sum(spent[first:last]) for first, last in pairwise(calls_before_pass)], whole.milliseconds()
 
 
-def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 10) -> Spread:
-    """Milliseconds of one `run()` in a CUDA graph of `launches` runs in a row.
+def _replays_by_turns(runs: Sequence[Callable[[], Any]], launches: Sequence[int], repeats: int) -> list[Spread]:
+    """Milliseconds of one `run()` of each run in a CUDA graph of `launches` runs in a row: a replay of the first graph,
+    one of the second, ..., and again.
 
-    `run` must queue the same work each time and must have run before; its outputs are dropped. A run may start before
-    the one in front has finished (programmatic dependent launch), and finds its data in L2 where they fit. The host
-    queues each replay behind a spin kernel, see `time_isolated`: however slow it is, it has no part in the time.
+    A run must queue the same work each time and must have run before; its outputs are dropped. It may start before the
+    one in front has finished (programmatic dependent launch), and finds its data in L2 where they fit. The host queues
+    each replay behind a spin kernel, see `time_isolated`: however slow it is, it has no part in the time.
 
     Raises:
         CaptureError: the work cannot be captured. Torch's allocator and streams are unchanged.
     """
-    return _replays_by_turns([run], [launches], repeats)[0]
-
-
-def _replays_by_turns(runs: Sequence[Callable[[], Any]], launches: Sequence[int], repeats: int) -> list[Spread]:
-    """`time_graph_replays` of each run: a replay of the first, one of the second, ..., and again."""
     device = torch.device("cuda", torch.cuda.current_device())
     graphs = [capture(run, device, count) for run, count in zip(runs, launches, strict=True)]
     for graph in graphs:
@@ -170,18 +166,8 @@ def time_kernel(run: Callable[[], Any], *, device: torch.device, repeats: int) -
     GPU: CUDA graph replays of up to 10 runs, about 2 ms each. CUDA events around each run if the work cannot be
     captured or a run takes 10 ms or more, which is repeated less often. CPU: the clock.
     """
-    if device.type == "cuda":
-        once = _once(run, device)
-        if once < LONG_MS:
-            try:
-                return time_graph_replays(run, repeats=repeats, launches=_launches(once)), "CUDA graph replays"
-            except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
-                logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
-        else:
-            repeats = min(repeats, max(LONG_REPEATS, int(LONG_TOTAL_MS / once)))
-    # Outside of the handler: the error keeps alive the memory of the failed capture.
-    times, timer = _times_of_runs(run, device, repeats)
-    return Spread.of(times), timer
+    spreads, timer = time_kernels_by_turns({"": run}, device=device, repeats=repeats)
+    return spreads[""], timer
 
 
 def time_kernels_by_turns(
@@ -192,14 +178,26 @@ def time_kernels_by_turns(
     Some kernels make a GPU lower its clock. By turns all runs have the same clock, as where one follows the other.
     Runs of 10 ms or more, and such that cannot be captured, are timed one after the other.
     """
-    once = {name: _once(run, device) for name, run in runs.items()} if device.type == "cuda" else {}
-    if once and max(once.values()) < LONG_MS:
-        try:
-            spreads = _replays_by_turns([*runs.values()], [_launches(time) for time in once.values()], repeats)
-            return dict(zip(runs, spreads, strict=True)), "CUDA graph replays by turns"
-        except (CaptureError, torch.OutOfMemoryError) as error:
-            logger.info("timing one after the other: %s", str(error).partition("\n")[0])
-    return _spreads_and_timers({name: time_kernel(run, device=device, repeats=repeats) for name, run in runs.items()})
+    longest = 0.0
+    if device.type == "cuda":
+        once = [_once(run, device) for run in runs.values()]
+        longest = max(once)
+        if longest < LONG_MS:
+            try:
+                spreads = _replays_by_turns([*runs.values()], [_launches(time) for time in once], repeats)
+                return dict(zip(runs, spreads, strict=True)), "CUDA graph replays" + " by turns" * (len(runs) > 1)
+            except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
+                logger.info("timing without CUDA graphs, or one after the other: %s", str(error).partition("\n")[0])
+    # Outside of the handler: the error keeps alive the memory of the failed capture.
+    if len(runs) > 1:
+        return _spreads_and_timers(
+            {name: time_kernel(run, device=device, repeats=repeats) for name, run in runs.items()}
+        )
+    if longest >= LONG_MS:
+        repeats = min(repeats, max(LONG_REPEATS, int(LONG_TOTAL_MS / longest)))
+    ((name, run),) = runs.items()
+    times, timer = _times_of_runs(run, device, repeats)
+    return {name: Spread.of(times)}, timer
 
 
 def _spreads_and_timers(timed: dict[str, tuple[Spread, str]]) -> tuple[dict[str, Spread], str]:

@@ -30,7 +30,7 @@ from models.inference.infer import infer, load_source
 from models.inference.predictions import Form, check_predictions_path
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
+USER_ERRORS = (fused3s.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -65,7 +65,7 @@ def main(
     cli.configure_logging(*([] if console.quiet else ["data", "fused3s"]))
     overrides = [*(overrides or []), *([f"model.checkpoint={json.dumps(str(checkpoint))}"] if checkpoint else [])]
     kept: list[str] = []
-    with cli.short_errors(
+    with cli.user_errors(
         *USER_ERRORS,
         explain=lambda error: "\nkept: ".join([error_text(error), *kept]),
         kept=lambda: f"{'nothing' if not kept else kept[0]} was written",

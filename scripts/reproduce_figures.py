@@ -31,7 +31,7 @@ import typer
 from rich.text import Text
 
 import data
-from common.cli import NOT_LOADED, console, short_errors
+from common.cli import NOT_LOADED, console, user_errors
 from common.provenance import provenance
 from configs import Config, TrainConfig, load_config
 from configs.bench import BenchConfig
@@ -64,7 +64,7 @@ def main(
     missing: dict[str, None] = {}
     # Configurations of train.py and infer.py without their data set: neither asked for again, nor are there weights.
     not_loaded: set[Path] = set()
-    with short_errors(kept=lambda: f"what was measured is in {MEASURED}; the same command continues"):
+    with user_errors(kept=lambda: f"what was measured is in {MEASURED}; the same command continues"):
         for name in chosen:
             start, statuses = time.monotonic(), []
             for command in commands(STEPS[name], source):

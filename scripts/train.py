@@ -43,7 +43,7 @@ from models.training import Trainer, TrainingError, TrainResult
 from models.training.rows import curve_rows, learning_curve, run_rows
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
+USER_ERRORS = (fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
 # Keys that do not name a run: the data set does, or it may change when a run is continued (`checkpoint.py`).
 NO_OTHER_RUN = ("data.name", "data.path", "data.source", "data.root")
 NO_OTHER_RUN += ("runtime.seed", "training.seeds", "training.checkpoint_seconds")
@@ -68,7 +68,7 @@ def main(
     """Train a model on a data set with labels and splits, and report its test metric."""
     console.quiet = not is_first_process()
     cli.configure_logging(*([] if console.quiet else ["data"]))
-    with cli.short_errors(*USER_ERRORS, explain=error_text, statuses={data.DatasetMissingError: NOT_LOADED}):
+    with cli.user_errors(*USER_ERRORS, explain=error_text, statuses={data.DatasetMissingError: NOT_LOADED}):
         settings = load_config(config, overrides or [], schema=TrainConfig)
         output = output or run_folder(config.stem, settings.data.name, overrides or [])
         check_results_file(results)
