@@ -28,7 +28,7 @@ from common.timers import Spread, pass_times, times_inside
 from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.inference.agreement import compare
-from models.inference.model_regions import time_attention
+from models.inference.attention_time import time_attention
 
 TYPED_PROJECTION = "typed_projection"
 TF32 = "tf32"

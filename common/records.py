@@ -43,8 +43,8 @@ class ResultsFileError(ValueError):
 class Row(BaseModel):
     """One measured value, with everything needed to measure it again; results/README.md explains each column.
 
-    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a part of an
-    eager forward pass (`models.inference.model_regions`), a pass of a kernel (forward, backward), a step or epoch of a
+    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a
+    pass of a kernel (forward, backward), a step or epoch of a
     training run, or the batches of a collection. `disturbed` says that repeated medians of a run disagreed
     (`bench.rounds`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the
     host and is no evidence. `relative_error` is the norm of the difference from the reference over the norm of the

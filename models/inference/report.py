@@ -1,6 +1,6 @@
 """Report and CSV rows of a run of `scripts/infer.py`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,6 +8,7 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.cli import console, errors, print_end
 from common.columns import dtype_name, run_columns
@@ -20,10 +21,11 @@ from data.atomic import replacing
 from fused3s.graph.reorder.row_order import RowOrder
 from models import Execution
 from models.inference.agreement import Agreement
-from models.inference.model_regions import save_trace
 from models.inference.source import Source
 from models.metrics import Score
 from models.trained_weights import weights_name
+
+OPERATORS = 20  # that a profile shows
 
 
 @dataclass
@@ -42,7 +44,6 @@ class Run:
         agreement: with the reference backend; None if not compared.
         accuracy: against the model in float32; None if not compared.
         score: of trained weights on the labels; None for random weights and without labels.
-        regions: ms, see `models.inference.model_regions`; empty if not profiled.
     """
 
     source: Source
@@ -57,7 +58,6 @@ class Run:
     agreement: Agreement | None = None
     accuracy: Agreement | None = None
     score: Score | None = None
-    regions: dict[str, Spread] = field(default_factory=dict)
 
 
 def surrogate_line(meta: GraphMeta, asked: str) -> Text | None:
@@ -170,14 +170,24 @@ def describe_order(order: RowOrder) -> str:
     return f"{kind}: {saved:.1%} fewer gathered columns, found in {order.seconds:.2f} s"
 
 
-def report_profile(run: Run, traces: Path) -> None:
-    """Print the time of each region of an eager pass, and save a trace of the run in a folder."""
-    total = sum(spread.median for spread in run.regions.values())
-    lines = {name: f"{one.median:.4f} ms, {one.median / total:.1%}" for name, one in run.regions.items()}
-    console.print(_table("Time of an eager forward pass", lines))
+def report_profile(run: Run, traces: Path, passes: int = 3) -> None:
+    """Print times by operator, and save a trace in a folder: of eager passes, then of replays of a CUDA graph."""
+    execution, on_gpu = run.execution, run.source.device.type == "cuda"
     trace = traces / f"{run.source.loaded.meta.name}_{run.source.config.sha()}.json"
-    with torch.inference_mode(), replacing(trace) as unfinished:
-        save_trace(run.execution, unfinished)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with torch.inference_mode(), profile(activities=activities, acc_events=True) as profiler:
+        for _ in range(passes):
+            with record_function("forward pass, eager"):
+                execution.eager()
+        for _ in range(passes if execution.captured else 0):
+            with record_function("forward pass, CUDA graph"):
+                execution.run()
+        if on_gpu:
+            torch.cuda.synchronize()
+    with replacing(trace) as unfinished:
+        profiler.export_chrome_trace(str(unfinished))
+    order = f"self_{'device' if on_gpu else 'cpu'}_time_total"
+    console.print(Text(profiler.key_averages().table(sort_by=order, row_limit=OPERATORS)))
     console.print(Text(f"trace        {trace}: open it with chrome://tracing or https://ui.perfetto.dev"))
 
 
@@ -221,7 +231,6 @@ def result_rows(run: Run, config_path: Path) -> list[Row]:
             row("model", metric, unit, spread, region="all batches", note=notes.get(metric, NONE))
             for (metric, spread), unit in zip(whole.items(), units, strict=True)
         ]
-    rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
     if run.score:
         rows.append(row("model", f"{run.score.part}_{run.score.metric}", run.score.unit or "1", run.score.value))
     if found := run.accuracy:

@@ -317,8 +317,6 @@ def test_the_two_layers_that_ship_predict_cora(infer, tmp_path):
     found = {row["metric"]: float(row["value"]) for row in rows(tmp_path)}
     assert found["test_accuracy"] == pytest.approx(0.829, abs=0.002)
     assert "share_of_model_time" not in found
-    refused = infer("--profile", **shipped)
-    assert "--profile: times the parts of a Graph Transformer, and model.kind is 'transformer_conv'" in refused.stderr
 
 
 def test_two_configurations_are_two_runs_of_one_report(infer, tmp_path):
