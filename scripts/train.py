@@ -171,21 +171,15 @@ def describe(trainer: Trainer) -> None:
 def follow(trainer: Trainer) -> None:
     """Train, with a bar on a terminal and a line every few seconds elsewhere."""
     pause = 0.1 if console.is_terminal else 5.0  # an epoch can take less than a millisecond
-    name = METRICS[trainer.task.metric]
-    start = shown = time.monotonic()
-    waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
-    with cli.progress(epochs, before, "epoch ") as advance, closing(trainer.run()) as records:
+    name, shown, waiting = METRICS[trainer.task.metric], time.monotonic(), 0
+    epochs = trainer.config.training.epochs
+    with cli.progress(epochs, trainer.done, "epoch ") as advance, closing(trainer.run()) as records:
         for record in records:
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"
                 best = f"best {trainer.best.metric:.4f} in epoch {trainer.best.epoch}"
-                left = (time.monotonic() - start) / (record.epoch - before) * (epochs - record.epoch)
-                end = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
-                text = f"{name} {record.valid_metric:.4f} ({best}), {losses}"  # a narrow terminal shows its beginning
-                if not console.is_terminal:
-                    text = f"epoch {record.epoch}: {text}" + (f"; at most {end} left" if left else "")
-                advance(text, waiting)
+                advance(f"{name} {record.valid_metric:.4f} ({best}), {losses}", waiting)  # a narrow terminal cuts it
                 shown, waiting = time.monotonic(), 0
 
 

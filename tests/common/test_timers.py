@@ -100,16 +100,6 @@ def test_peak_memory_grows_by_what_is_allocated():
     del block
 
 
-@pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
-def test_what_no_graph_can_hold_is_timed_with_events(late_gpu, monkeypatch, error):
-    def refuse(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr(measure, "_replays_by_turns", refuse)
-    spread, how = time_kernel(late_gpu.queue(1), device=torch.device("cuda"), repeats=5)
-    assert (spread.p10, spread.p90, spread.repeats, how) == (1, 1, 5, "CUDA events")
-
-
 def test_work_that_waits_for_the_gpu_is_timed_with_launch_gaps(late_gpu, monkeypatch):
     monkeypatch.setattr(measure, "LONGEST_SPIN", 4 * measure.SPIN_CYCLES)
     monkeypatch.setattr(measure, "pass_times", lambda run, **options: [12.0] * options["repeats"])
@@ -121,7 +111,7 @@ def test_work_that_waits_for_the_gpu_is_timed_with_launch_gaps(late_gpu, monkeyp
 
 
 @pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
-def test_runs_by_turns_that_no_graph_can_hold_are_timed_one_after_the_other(late_gpu, monkeypatch, error):
+def test_what_no_graph_can_hold_is_timed_with_events_one_after_the_other(late_gpu, monkeypatch, error):
     def refuse(*arguments, **options):
         raise error
 
@@ -133,6 +123,7 @@ def test_runs_by_turns_that_no_graph_can_hold_are_timed_one_after_the_other(late
         "long": (2, 5),
     }
     assert how == "CUDA events"
+    assert time_kernel(runs["short"], device=torch.device("cuda"), repeats=5)[1] == how
 
 
 def test_runs_by_turns_of_a_cpu_are_timed_by_the_clock():
