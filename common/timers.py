@@ -4,10 +4,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,28 +57,11 @@ def milliseconds_between(start: Any, stop: Any) -> float:
     return (stop - start) * 1e3 if isinstance(start, float) else start.elapsed_time(stop)
 
 
-class Stopwatch:
-    """Intervals between marks on a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[tuple[Any, Any]] = []
-
-    @contextmanager
-    def interval(self) -> Iterator[None]:
-        """Time the work that is queued inside the block, without synchronisation."""
-        start = mark(self._device)
-        yield
-        self._marks.append((start, mark(self._device)))
-
-    def __len__(self) -> int:
-        return len(self._marks)
-
-    def milliseconds(self) -> list[float]:
-        """Length of each interval so far. Waits for the GPU."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        return [milliseconds_between(start, stop) for start, stop in self._marks]
+def milliseconds(intervals: Sequence[tuple[Any, Any]], device: torch.device) -> list[float]:
+    """Time between the two marks of each interval. Waits for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return [milliseconds_between(start, stop) for start, stop in intervals]
 
 
 def pass_times(
@@ -94,12 +75,13 @@ def pass_times(
 
     `after_pass` is called between passes, outside the timed intervals (a progress bar).
     """
-    watch = Stopwatch(device)
+    intervals = []
     for _ in range(repeats):
-        with watch.interval():
-            run()
+        start = mark(device)
+        run()
+        intervals.append((start, mark(device)))
         after_pass()
-    return watch.milliseconds()
+    return milliseconds(intervals, device)
 
 
 def time_passes(run: Callable[[], Any], **options: Any) -> Spread:
@@ -116,18 +98,20 @@ def times_inside(
     of `pass_times` only where a pass is long. On a GPU an interval includes waiting for launches, which dominates on
     small graphs.
     """
-    inside, whole, calls_before_pass = Stopwatch(device), Stopwatch(device), [0]
+    calls: list[list[tuple[Any, Any]]] = []
 
     def timed_inner(*args: Any, **kwargs: Any) -> Any:
-        with inside.interval():
-            return inner(*args, **kwargs)
+        start = mark(device)
+        output = inner(*args, **kwargs)
+        calls[-1].append((start, mark(device)))
+        return output
 
-    for _ in range(repeats):
-        with whole.interval():
-            run(timed_inner)
-        calls_before_pass.append(len(inside))
-    spent = inside.milliseconds()
-    return [sum(spent[first:last]) for first, last in pairwise(calls_before_pass)], whole.milliseconds()
+    def run_once() -> None:
+        calls.append([])
+        run(timed_inner)
+
+    whole = pass_times(run_once, device=device, repeats=repeats)
+    return [sum(milliseconds(one, device)) for one in calls], whole
 
 
 def _replays_by_turns(runs: Sequence[Callable[[], Any]], launches: Sequence[int], repeats: int) -> list[Spread]:
@@ -303,8 +287,7 @@ def _times_behind_spin(
                 if spin_cycles > longest_spin:
                     raise _LateHostError
             found.append(interval)
-    torch.cuda.synchronize(device)
-    return [[milliseconds_between(start, stop) for start, stop in found] for found in intervals]
+    return [milliseconds(found, device) for found in intervals]
 
 
 def _interval_behind_spin(
