@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from configs.schema import MAX_HEAD_DIM, Section, check_choice, check_label, did_you_mean
+from configs.schema import MAX_HEAD_DIM, Section, check_choice, check_label, did_you_mean, digits
 
 if TYPE_CHECKING:
     from data import LoadedGraph
@@ -279,11 +279,7 @@ class BenchConfig(Section):
     @property
     def settings_sha(self) -> str:
         """Hash of the settings of the measurement, which are in no column of a row."""
-        return _Settings(values={name: getattr(self, name) for name in SETTINGS if name in KEYS[self.measure]}).sha()
-
-
-class _Settings(Section):
-    values: dict[str, Any]
+        return digits({"values": {name: getattr(self, name) for name in SETTINGS if name in KEYS[self.measure]}})
 
 
 def edge_kind(kind: str) -> tuple[str, int | None]:

@@ -32,7 +32,7 @@ class Section(BaseModel):
 
     def sha(self) -> str:
         """Twelve hexadecimal digits of the resolved values, independent of the file or override they came from."""
-        return _digits(self.model_dump(mode="json"))
+        return digits(self.model_dump(mode="json"))
 
     def changed(self, name: str, *keys: str) -> Iterator[tuple[str, Any]]:
         """Keys of this section, called `name`, that do not have their default: "name.key = value", and the default."""
@@ -42,7 +42,8 @@ class Section(BaseModel):
                 yield f"{name}.{key} = {value!r}", default
 
 
-def _digits(values: Any) -> str:
+def digits(values: Any) -> str:
+    """Twelve hexadecimal digits of a hash of JSON values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -358,7 +359,7 @@ class TrainConfig(Config):
         other = {"runtime": True, "data": {"root", "path", "source"}, "model": {"checkpoint"}}
         other |= {"attention": {"backend", "dtype"}, "training": {"precision", "seeds", "checkpoint_seconds"}}
         changed = self.model_dump(mode="json", exclude=other, exclude_defaults=True)
-        return _digits({section: values for section, values in changed.items() if values})
+        return digits({section: values for section, values in changed.items() if values})
 
     @property
     def seeds(self) -> tuple[int, ...]:
