@@ -47,16 +47,11 @@ def recorded(folder: Path) -> pd.DataFrame:
         ResultsFileError: a file has other columns than this version writes, or an invalid row.
         ValueError: there is no row.
     """
-    rows = [row for path in measurement_files(folder) for row in read_rows(path)]
+    paths = [path for path in sorted(folder.rglob("*.csv")) if LOCAL not in path.relative_to(folder).parts]
+    rows = [row for path in paths if _is_measurements(path) for row in read_rows(path)]
     if not rows:
         raise ValueError(f"{folder}: no CSV with measurements below it; scripts/bench.py writes one")
     return frame(rows)
-
-
-def measurement_files(folder: Path) -> list[Path]:
-    """All CSVs of measurements below `folder`, except those in a folder `local` below it."""
-    paths = [path for path in sorted(folder.rglob("*.csv")) if LOCAL not in path.relative_to(folder).parts]
-    return [path for path in paths if _is_measurements(path)]
 
 
 def _is_measurements(path: Path) -> bool:

@@ -213,12 +213,3 @@ def test_any_value_loads_or_is_an_error_that_names_its_key(tmp_path, path, choic
     else:
         number = getattr(getattr(config, section), key)
         assert not isinstance(number, float) or math.isfinite(number)
-
-
-def test_a_file_may_extend_another_of_its_folder(tmp_path):
-    (tmp_path / "base.yaml").write_text("data: {name: cora}\nmodel: {dim: 64, blocks: 2}\n")
-    (tmp_path / "more.yaml").write_text("extends: base.yaml\nmodel: {blocks: 3}\nruntime: {repeats: 1e1}\n")
-    with pytest.raises(ConfigError, match=r"runtime\.repeats = 10\.0"):  # a number, and no integer, as in every file
-        load_config(tmp_path / "more.yaml")
-    config = load_config(tmp_path / "more.yaml", ["runtime.repeats=9"])
-    assert (config.data.name, config.model.dim, config.model.blocks) == ("cora", 64, 3)
