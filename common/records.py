@@ -16,6 +16,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from common.csv_files import AS_TEXT, ResultsFileError, read_table
 from common.places import check_place
 from data.atomic import replacing
 
@@ -33,10 +34,6 @@ Bench = Literal[
     *("peak_rates", "sm_active", "stability", "infer", "train", "parallel", "codes", "soak", "doors"),
 ]  # also the stem of its CSV
 Number = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
-
-
-class ResultsFileError(ValueError):
-    """A results file that rows cannot be appended to or read from."""
 
 
 class Row(BaseModel):
@@ -251,10 +248,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _cells(path: Path) -> pd.DataFrame:
     """The cells of a CSV as text."""
-    try:
-        cells = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except ValueError as error:  # also pandas' errors, and text that is not UTF-8
-        raise ResultsFileError(f"{path}: not a CSV in UTF-8: {error}; move the file away") from error
+    cells = read_table(path, (), **AS_TEXT)
     short = cells.isna().any(axis=1)
     if short.any() or not isinstance(cells.index, pd.RangeIndex):
         line = int(short.to_numpy().argmax()) + 2
