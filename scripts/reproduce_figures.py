@@ -128,11 +128,8 @@ def duration(name: str, gpu: str) -> tuple[float, str]:
     table = pd.concat([pd.read_csv(path) for path in files], ignore_index=True)
     table = table[table["step"] == name]
     here = table[table["device"] == gpu]
-    found = here if len(here) else table
-    if found.empty:
-        return 60.0 * STEPS[name]["minutes"], ""
-    longest = found.loc[found["seconds"].idxmax()] if len(here) else found.iloc[0]
-    return longest["seconds"], longest["device"]
+    found = here.nlargest(1, "seconds") if len(here) else table.head(1)
+    return (found["seconds"].item(), found["device"].item()) if len(found) else (60.0 * STEPS[name]["minutes"], "")
 
 
 def record_duration(name: str, seconds: float) -> None:

@@ -135,7 +135,10 @@ def report_table(run: Run, title: str) -> Table:
         classes = "" if same is None else f"{same:.2%} of the rows have the same largest output, "
         error = f"relative error {run.accuracy.relative:.1e}, largest {run.accuracy.max_abs:.1e}"
         lines["accuracy"] = f"against float32: {classes}{error}"
-    return _table(title, lines)
+    table = Table("", title)
+    for name, text in lines.items():
+        table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
+    return table
 
 
 def batches_of(source: Source) -> tuple[int, int]:
@@ -148,13 +151,6 @@ def batches_of(source: Source) -> tuple[int, int]:
 def _spread(spread: Spread, unit: str = "ms", form: str = ".3f") -> str:
     median, p10, p90 = (format(value, form) for value in (spread.median, spread.p10, spread.p90))
     return f"{median} {unit} median (p10 {p10}, p90 {p90}, {spread.repeats} passes)"
-
-
-def _table(title: str, lines: dict[str, str]) -> Table:
-    table = Table("", title)
-    for name, text in lines.items():
-        table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
-    return table
 
 
 def describe_graphs(meta: GraphMeta) -> str:
