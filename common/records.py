@@ -6,6 +6,7 @@ column that a file lacks has this default in each of its rows. `value` and its p
 and `reason` say why.
 """
 
+import csv
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -198,12 +199,14 @@ def _append(path: Path, allowed: Sequence[str], rows: Sequence[Mapping[str, Any]
             for name in set(columns) - {*before}:
                 before[name] = DEFAULTS[name]
             before[columns].to_csv(unfinished, index=False, lineterminator="\n")
-    content = pd.DataFrame(rows, columns=columns, dtype=object).to_csv(index=False, header=False, lineterminator="\n")
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n").writerows(rows)  # pandas drops NaN
+    content = text.getvalue().encode()
     with path.open("ab", buffering=0) as file:
         length = file.tell()
         try:
-            if (written := file.write(content.encode())) != len(content.encode()):
-                raise OSError(f"only {written} bytes were written; is the disk full?")
+            if (written := file.write(content)) != len(content):
+                raise OSError(f"only {written} of {len(content)} bytes were written; is the disk full?")
         except OSError as error:
             file.truncate(length)
             raise OSError(f"{path}: {error}") from error
