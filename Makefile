@@ -21,12 +21,11 @@ TRAIN_CONFIG ?= configs/train/cora.yaml
 FIGURES ?= paper
 RESULTS ?= results
 PROCESSES ?= 2
-LIMIT ?= 5
 TABLE_SETS ?= cora citeseer pubmed musae-github elliptic yelp reddit ogbg-molhiv ogbg-molpcba ogbg-ppa ogbg-code2 zinc \
 	peptides-func peptides-struct pascalvoc-sp coco-sp
 
 .DEFAULT_GOAL := setup
-.PHONY: help setup infer train tables reproduce-figures regress soak report check-figures test lint docs wheel check-wheel \
+.PHONY: help setup infer train tables reproduce-figures soak report check-figures test lint docs wheel check-wheel \
 	check-types clean $(WHEEL_VENVS) $(EXTRA_VENVS)
 
 help: ## list the targets
@@ -75,10 +74,6 @@ tables: setup ## the paper's data set, decile and format tables into results/loc
 # Without one, or with FIGURES=none: draws results/figures from the recorded CSVs.
 reproduce-figures: setup ## with a GPU download graphs and measure; then draw (FIGURES=smoke: minutes; all: beyond the paper; none: only draw; SOURCE=auto: with surrogates)
 	$(BIN)/python scripts/reproduce_figures.py $(FIGURES) $(if $(SOURCE),--source $(SOURCE))
-
-# Which cells: configs/regress.yaml. A GPU without recorded rows: scripts/regress.py --record.
-regress: setup ## measure recorded times of this GPU again; fail if one is longer by over LIMIT=5 percent
-	$(BIN)/python scripts/regress.py --limit $(LIMIT)
 
 # Without a GPU: eager and compiled steps alone, 300 of each case.
 soak: setup ## steps of every layer, each with a new graph; fail if memory grew (STEPS=20000, ONLY=GATConv, OUTPUT=folder)

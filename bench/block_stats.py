@@ -14,7 +14,7 @@ from bench.baselines import flashsparse
 from bench.baselines.bsb import BSB
 from bench.sparse_formats import count_bcsr_blocks, count_vectors, formula_bits, stored_bits
 from common.csv_files import AS_TEXT, read_table
-from common.records import NOT_BUILT, NOT_PUBLISHED, Provenance
+from common.records import NOT_BUILT, NOT_PUBLISHED
 from data.atomic import replacing
 from data.graph import CsrGraph
 from data.registry import Dataset, names
@@ -160,7 +160,7 @@ def format_rows(measured: MeasuredGraph) -> list[TableRow]:
 
 
 def save_tables(
-    folder: Path, dataset: str, source: str, tables: Mapping[str, Sequence[TableRow]], environment: Provenance
+    folder: Path, dataset: str, source: str, tables: Mapping[str, Sequence[TableRow]], environment: Mapping[str, object]
 ) -> None:
     """Replace the rows of a data set and source in the CSVs of `folder`, which stay in the order of the registry.
 
@@ -172,7 +172,7 @@ def save_tables(
         OSError: a file could not be written.
     """
     order = {name: place for place, name in enumerate(names())}
-    where = {name: getattr(environment, name) for name in ("device", "date", "commit", "dirty")}
+    where = {name: environment[name] for name in ("device", "date", "commit", "dirty")}
     for name, rows in tables.items():
         path = folder / f"{name}.csv"
         table = pd.DataFrame([{"dataset": dataset, "source": source, **row, **where} for row in rows], dtype=str)

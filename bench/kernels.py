@@ -29,6 +29,7 @@ from bench.baselines.fused3s_paper import launch, paper_instance
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.edge_inputs import EdgeInputs
 from bench.gpu_trace import trace_gpu
+from bench.rounds import time_rounds
 from bench.runner import Case, Context, UnsupportedInputsError
 from bench.traffic import gathered_columns
 from common.columns import dtype_name
@@ -43,7 +44,6 @@ from common.timers import (
     time_isolated,
     time_kernel,
     time_passes,
-    time_rounds,
 )
 from configs.bench import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape, edge_kind
 from fused3s.graph.csr import CSRPattern

@@ -55,10 +55,11 @@ from bench.layer_model import (
     run_in_parts,
 )
 from bench.precision import matmul_precision
+from bench.rounds import time_rounds_by_turns
 from bench.runner import Case, Context
 from common.columns import dtype_name
 from common.records import NONE, Row
-from common.timers import Spread, peak_memory_mib, reset_peak_memory, time_rounds_by_turns
+from common.timers import Spread, peak_memory_mib, reset_peak_memory
 from configs.bench import BenchConfig
 from fused3s import BackendUnavailableError, plan_attention
 

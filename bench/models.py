@@ -21,13 +21,14 @@ import fused3s
 from bench.baselines import REGISTRY
 from bench.precision import matmul_precision
 from bench.projection import with_compiled_blocks, with_projection
+from bench.rounds import Rounds, time_rounds
 from bench.runner import Case, Context, UnsupportedInputsError, classify
 from common.records import HOST_BOUND, NONE, Row, key
-from common.timers import pass_times, time_rounds
+from common.timers import Spread, pass_times, times_inside
 from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.inference.agreement import compare
-from models.inference.model_regions import time_attention, time_eager
+from models.inference.attention_time import time_attention
 
 TYPED_PROJECTION = "typed_projection"
 TF32 = "tf32"
@@ -112,6 +113,32 @@ def _rows(context: Context, case: Case, width: "Width", attention: Attention) ->
     if inside:  # inside compiled code there are no marks
         rows.append(row(how, inside | set_by_host, scope="attention"))
     return rows
+
+
+def time_eager(
+    execution: Execution, *, device: torch.device, repeats: int, first: list[float] | None
+) -> tuple[Rounds, Rounds]:
+    """Milliseconds of an eager pass, and of its attention with launch gaps.
+
+    Args:
+        repeats: passes of a round. 1 says that a pass is so long that marks inside cost nothing: one pass then gives
+            both times.
+        first: milliseconds of a round that was timed before.
+    """
+    attention = execution.inputs.attention
+    if repeats > 1:
+        forward = time_rounds(lambda: pass_times(execution.eager, device=device, repeats=repeats), first)
+        timing: dict[str, Any] = {"device": device, "repeats": repeats // 2}
+        return forward, time_rounds(lambda: times_inside(execution.eager, attention, **timing)[0])
+    in_attention = []
+
+    def time_round() -> list[float]:
+        inside, whole = times_inside(execution.eager, attention, device=device, repeats=1)
+        in_attention.extend(inside)
+        return whole
+
+    forward = time_rounds(time_round, first)
+    return forward, replace(forward, spread=Spread.of(in_attention))
 
 
 def _replays(execution: Execution, device: torch.device, repeats: int) -> dict[str, Any]:

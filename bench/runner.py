@@ -21,7 +21,7 @@ from common.gpu_state import clock_and_power
 from common.host_load import HostLoad, describe_wait
 from common.memory import is_out_of_memory
 from common.provenance import provenance
-from common.records import NONE, Provenance, Row, Status, append_rows, finished, key, read_rows
+from common.records import NONE, Row, Status, append_rows, finished, key, read_rows
 from configs.bench import BenchConfig, Shape
 from data import LoadedGraph
 from fused3s.graph.csr import CSRPattern
@@ -106,7 +106,7 @@ class Context:
         self,
         config: BenchConfig,
         path: Path,
-        environment: Provenance,
+        environment: Mapping[str, Any],
         device: torch.device,
         name: str = NONE,
         loaded: LoadedGraph | None = None,
@@ -133,7 +133,7 @@ class Context:
     def columns(self, case: Case) -> dict[str, Any]:
         """Columns of the first row of a case that are known before it is measured."""
         return {
-            **self.environment.model_dump(),
+            **self.environment,
             **(graph_columns(self.loaded.meta) if self.loaded else {}),
             **asdict(case),
             "bench": self.config.measure,
@@ -281,7 +281,7 @@ def measured(measure: Measure, context: Context) -> Iterator[tuple[Case, list[Ro
             context.known[identity] = rows[0]
         yield case, rows
         if on_gpu:
-            free_gpu(context.environment.device, f"{case.description} on {context.name}", held)
+            free_gpu(context.environment["device"], f"{case.description} on {context.name}", held)
 
 
 def annotated(row: Row, state: Mapping[str, Any], busy: str) -> Row:
@@ -311,7 +311,7 @@ def run_bench(
     """
     cli.console.print(Text("\n".join([str(path), *(f"  {name:<10} {value}" for name, value in config.used.items())])))
     environment = provenance(device)
-    if environment.commit == NONE:
+    if environment["commit"] == NONE:
         hint = "no commit is known (not a git checkout): set FUSED3S_COMMIT to COMMIT-clean or COMMIT-dirty"
         cli.errors.print(Text(f"warning: rows will name no commit; {hint}"))
     before = read_rows(results) if results.exists() and not again and not group else []
@@ -343,7 +343,7 @@ def run_bench(
         cli.console.print(table(found))
     if skipped and not group:
         cli.console.print(Text(f"skipped      {skipped}: {results} holds them already (--again repeats them)"))
-    cli.print_end(f"run {environment.run_id}", results, not_loaded)
+    cli.print_end(f"run {environment['run_id']}", results, not_loaded)
     judged = {row.status for row in found if not row.backend.startswith(FINDINGS)}
     wrong = judged & ({"wrong", "error"} - {*measure.finished})
     return 1 if wrong else cli.NOT_LOADED if not_loaded else 0

@@ -31,7 +31,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from common.records import NONE, Provenance, Row
+from common.records import NONE, Row
 from fused3s import PlanRoom, capture_step, copy_padded_, plan_attention, sparse_attention
 from fused3s.fused.tuning import CHECKED_EDGES
 from fused3s.nn import AGNNConv, GATConv, GATv2Conv, SparseMHA, TransformerConv
@@ -365,11 +365,11 @@ def run_cases(cases: Sequence[SoakCase], steps: int, device: torch.device, proce
             yield done.result()
 
 
-def rows_of(found: Soaked, environment: Provenance) -> list[Row]:
+def rows_of(found: Soaked, environment: Mapping[str, Any]) -> list[Row]:
     """A row for each reading of each kind of memory."""
     case = found.case
     common = {
-        **environment.model_dump(),
+        **environment,
         "bench": "soak",
         "config": NONE,
         "backend": "auto",

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -45,21 +45,17 @@ def configure_logging(*packages: str) -> None:
         logging.getLogger(package).setLevel(logging.INFO)
 
 
-def written_before() -> str:
-    return "what was written before is kept"
-
-
 @contextmanager
-def short_errors(
-    *kinds: type[Exception],
-    explain: Callable[[Exception], str | None] = str,
-    kept: Callable[[], str] = written_before,
+def user_errors(
+    *more: type[Exception],
+    explain: Callable[[Exception], str] = str,
+    kept: Callable[[], str] = lambda: "what was written before is kept",
     statuses: Mapping[type[Exception], int] | None = None,
 ) -> Iterator[None]:
-    """Exit with status 2 and a short message on errors of these kinds, and with 130 on Ctrl-C.
+    """Exit with status 2 and a short message on USER_ERRORS and `more`, and with 130 on Ctrl-C.
 
     Args:
-        explain: gives the message; None keeps the traceback.
+        explain: gives the message.
         kept: says after Ctrl-C what the run leaves behind.
         statuses: kinds of errors that have a status of their own.
     """
@@ -71,19 +67,11 @@ def short_errors(
     except KeyboardInterrupt:
         errors.print(Text(f"interrupted: {kept()}"))
         raise typer.Exit(130) from None
-    except kinds as error:
-        message = explain(error)
-        if message is None:
-            raise
-        errors.print(Text(f"error: {message}"))
+    except (*USER_ERRORS, *more) as error:
+        errors.print(Text(f"error: {explain(error)}"))
         raise typer.Exit(next((own for kind, own in (statuses or {}).items() if isinstance(error, kind)), 2)) from error
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def user_errors(*more: type[Exception], kept: Callable[[], str] = written_before) -> AbstractContextManager[None]:
-    """Exit with status 2 and a short message on USER_ERRORS and `more`; see `short_errors`."""
-    return short_errors(*USER_ERRORS, *more, kept=kept)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def run_columns(
 ) -> dict[str, object]:
     """Columns that all rows of a run share: the machine, the graph, the model, and its `own`."""
     return {
-        **provenance(device).model_dump(),
+        **provenance(device),
         **graph_columns(meta),
         "bench": bench,
         "config": str(config_path),

@@ -1,4 +1,4 @@
-"""CSVs other than measurements, such as the data set tables, as data frames."""
+"""CSVs as data frames."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -6,9 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from common.records import ResultsFileError
-
 AS_TEXT = {"dtype": str, "keep_default_na": False}
+
+
+class ResultsFileError(ValueError):
+    """A results file that rows cannot be appended to or read from."""
 
 
 def read_table(path: Path, columns: Collection[str], **options: Any) -> pd.DataFrame:

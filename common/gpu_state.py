@@ -1,7 +1,7 @@
 """Clock and power of a GPU, from NVML; no columns where NVML is missing or does not report them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 import pynvml
 import torch
@@ -28,31 +28,17 @@ def clock_and_power(device: torch.device) -> dict[str, float | int]:
 
 
 def _read(device: torch.device, queries: Queries) -> dict[str, float | int]:
+    """NVML counts GPUs differently from CUDA: a GPU is found by its UUID."""
     found: dict[str, float | int] = {}
-    with _handle(device) as handle:
-        for column, query in queries.items() if handle is not None else ():
-            with suppress(pynvml.NVMLError):  # this GPU does not report it
-                found[column] = query(handle)
-    return found
-
-
-@contextmanager
-def _handle(device: torch.device) -> Iterator["object | None"]:
-    """NVML's handle of a CUDA device; NVML counts GPUs differently from CUDA, so it is found by its UUID."""
     if device.type != "cuda":
-        yield None
-        return
-    try:
+        return found
+    with suppress(pynvml.NVMLError):  # no NVML, a MIG instance, or a driver that hides UUIDs
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        except pynvml.NVMLError:  # a MIG instance, or a driver that hides UUIDs
-            handle = None
-        yield handle
-    finally:
-        pynvml.nvmlShutdown()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+            for column, query in queries.items():
+                with suppress(pynvml.NVMLError):  # this GPU does not report it
+                    found[column] = query(handle)
+        finally:
+            pynvml.nvmlShutdown()
+    return found

@@ -10,39 +10,40 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from common.gpu_state import limits
-from common.records import NONE, Provenance
+from common.records import NONE
 
 _ROOT = Path(__file__).resolve().parent.parent
 # Folders whose code runs in a measured time, or takes it.
 TIMED = ("kernels", "models", "parallel", "data", "common", "bench")
 
 
-def provenance(device: torch.device) -> Provenance:
-    """Environment of this process on `device`. Works without git, nvidia-smi, CuPy or DGL."""
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Environment of this process on `device`: `common.records.RUN_COLUMNS`. Works without git, nvidia-smi, CuPy or
+    DGL."""
     commit, dirty = _commit()
     on_gpu = device.type == "cuda"
-    return Provenance(
-        run_id=uuid.uuid4().hex[:12],
-        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        commit=commit,
-        dirty=dirty,
-        sources=sources(),
-        device=device_name(device),
-        device_type=device.type,
-        driver=_driver() if on_gpu else NONE,
-        python=platform.python_version(),
-        torch=torch.__version__,
-        cuda=torch.version.cuda or NONE,
-        cupy=_version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
-        dgl=_version("dgl"),
-        numpy=_version("numpy"),
+    return {
+        "run_id": uuid.uuid4().hex[:12],
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "commit": commit,
+        "dirty": dirty,
+        "sources": sources(),
+        "device": device_name(device),
+        "device_type": device.type,
+        "driver": _driver() if on_gpu else NONE,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or NONE,
+        "cupy": _version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+        "dgl": _version("dgl"),
+        "numpy": _version("numpy"),
         **limits(device),
-    )
+    }
 
 
 @cache

@@ -17,6 +17,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from common.csv_files import AS_TEXT, ResultsFileError, read_table
 from common.places import check_place
 from data.atomic import replacing
 
@@ -36,15 +37,18 @@ Bench = Literal[
 Number = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
 
 
-class ResultsFileError(ValueError):
-    """A results file that rows cannot be appended to or read from."""
+class Row(BaseModel):
+    """One measured value, with everything needed to measure it again; results/README.md explains each column.
 
+    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a
+    pass of a kernel (forward, backward), a step or epoch of a
+    training run, or the batches of a collection. `disturbed` says that repeated medians of a run disagreed
+    (`bench.rounds`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the
+    host and is no evidence. `relative_error` is the norm of the difference from the reference over the norm of the
+    reference (of a whole model as in `models.inference.agreement.compare`), blank if status is unchecked.
 
-class Provenance(BaseModel):
-    """One process on one device, shared by all rows that it writes. Unknown values are "none", never guessed.
-
-    Attributes:
-        sources: hash of the code that the time depends on; empty in runs from before it was recorded.
+    The fields before `bench` are the provenance of a run, one process on one device; unknown ones are "none". `sources`
+    is a hash of the code that a time depends on, empty in runs from before it was recorded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -65,19 +69,6 @@ class Provenance(BaseModel):
     numpy: str
     max_sm_clock: int | None = Field(default=None, ge=0)  # MHz
     power_limit: float | None = Field(default=None, ge=0)  # W
-
-
-class Row(Provenance):
-    """One measured value, with everything needed to measure it again; results/README.md explains each column.
-
-    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a part of an
-    eager forward pass (`models.inference.model_regions`), a pass of a kernel (forward, backward), a step or epoch of a
-    training run, or the batches of a collection. `disturbed` says that repeated medians of a run disagreed
-    (`common.timers`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the
-    host and is no evidence. `relative_error` is the norm of the difference from the reference over the norm of the
-    reference (of a whole model as in `models.inference.agreement.compare`), blank if status is unchecked.
-    """
-
     bench: Bench
     config: str
     config_sha: str = NONE
@@ -144,7 +135,7 @@ class Row(Provenance):
 
 
 COLUMNS = tuple(Row.model_fields)
-RUN_COLUMNS = tuple(Provenance.model_fields)
+RUN_COLUMNS = COLUMNS[: COLUMNS.index("bench")]  # provenance
 ROW_COLUMNS = ("run_id", *(name for name in COLUMNS if name not in RUN_COLUMNS))
 DEFAULTS = {name: field.default for name, field in Row.model_fields.items() if not field.is_required()}
 LOCK_SECONDS = 60.0  # that a row waits for another process
@@ -209,7 +200,7 @@ def _append(path: Path, allowed: Sequence[str], rows: Sequence[Mapping[str, Any]
                 before[name] = DEFAULTS[name]
             before[columns].to_csv(unfinished, index=False, lineterminator="\n")
     text = io.StringIO(newline="")
-    csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n").writerows(rows)
+    csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n").writerows(rows)  # pandas drops NaN
     content = text.getvalue().encode()
     with path.open("ab", buffering=0) as file:
         length = file.tell()
@@ -260,10 +251,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _cells(path: Path) -> pd.DataFrame:
     """The cells of a CSV as text."""
-    try:
-        cells = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except ValueError as error:  # also pandas' errors, and text that is not UTF-8
-        raise ResultsFileError(f"{path}: not a CSV in UTF-8: {error}; move the file away") from error
+    cells = read_table(path, (), **AS_TEXT)
     short = cells.isna().any(axis=1)
     if short.any() or not isinstance(cells.index, pd.RangeIndex):
         line = int(short.to_numpy().argmax()) + 2

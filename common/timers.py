@@ -4,10 +4,8 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,6 @@ LONG_TOTAL_MS, LONG_REPEATS = 300.0, 3  # for so long, but at least so often
 LONG_ISOLATED_MS = 200.0  # for so long where each run is isolated, since that makes no difference; at most LONG_REPEATS
 WARM_MS = 10.0  # work before the first timed replay: an idle GPU needs as long to raise its clock
 REPLAY_MS = 2.0  # a CUDA graph repeats a shorter run, up to ten times
-AGREEMENT = 0.05  # relative difference of medians that agree
-MAX_ROUNDS = 5
 SPIN_CYCLES = 400_000  # of the kernel in front of a replay: about 0.2 ms, longer than the host takes to queue it
 LONGEST_SPIN = 512 * SPIN_CYCLES  # about 0.1 s: work that takes longer to queue waits for the GPU
 
@@ -61,28 +57,11 @@ def milliseconds_between(start: Any, stop: Any) -> float:
     return (stop - start) * 1e3 if isinstance(start, float) else start.elapsed_time(stop)
 
 
-class Stopwatch:
-    """Intervals between marks on a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[tuple[Any, Any]] = []
-
-    @contextmanager
-    def interval(self) -> Iterator[None]:
-        """Time the work that is queued inside the block, without synchronisation."""
-        start = mark(self._device)
-        yield
-        self._marks.append((start, mark(self._device)))
-
-    def __len__(self) -> int:
-        return len(self._marks)
-
-    def milliseconds(self) -> list[float]:
-        """Length of each interval so far. Waits for the GPU."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        return [milliseconds_between(start, stop) for start, stop in self._marks]
+def milliseconds(intervals: Sequence[tuple[Any, Any]], device: torch.device) -> list[float]:
+    """Time between the two marks of each interval. Waits for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return [milliseconds_between(start, stop) for start, stop in intervals]
 
 
 def pass_times(
@@ -96,12 +75,13 @@ def pass_times(
 
     `after_pass` is called between passes, outside the timed intervals (a progress bar).
     """
-    watch = Stopwatch(device)
+    intervals = []
     for _ in range(repeats):
-        with watch.interval():
-            run()
+        start = mark(device)
+        run()
+        intervals.append((start, mark(device)))
         after_pass()
-    return watch.milliseconds()
+    return milliseconds(intervals, device)
 
 
 def time_passes(run: Callable[[], Any], **options: Any) -> Spread:
@@ -118,121 +98,33 @@ def times_inside(
     of `pass_times` only where a pass is long. On a GPU an interval includes waiting for launches, which dominates on
     small graphs.
     """
-    inside, whole, calls_before_pass = Stopwatch(device), Stopwatch(device), [0]
+    calls: list[list[tuple[Any, Any]]] = []
 
     def timed_inner(*args: Any, **kwargs: Any) -> Any:
-        with inside.interval():
-            return inner(*args, **kwargs)
+        start = mark(device)
+        output = inner(*args, **kwargs)
+        calls[-1].append((start, mark(device)))
+        return output
 
-    for _ in range(repeats):
-        with whole.interval():
-            run(timed_inner)
-        calls_before_pass.append(len(inside))
-    spent = inside.milliseconds()
-    return [sum(spent[first:last]) for first, last in pairwise(calls_before_pass)], whole.milliseconds()
+    def run_once() -> None:
+        calls.append([])
+        run(timed_inner)
 
-
-@dataclass(frozen=True)
-class Rounds:
-    """Passes timed in rounds, see `time_rounds`.
-
-    Attributes:
-        spread: of the passes of all rounds that were kept.
-        medians: of each round, kept or not, in order.
-        disturbed: no two medians agreed.
-    """
-
-    spread: Spread
-    medians: tuple[float, ...]
-    disturbed: bool
-
-    def columns(self) -> dict[str, float | int | str]:
-        """Columns of a row of results."""
-        return {**self.spread.columns(), "disturbed": "yes" if self.disturbed else "no"}
-
-    @property
-    def warning(self) -> str:
-        """End of a note that tells how much the rounds of a disturbed time differ; empty for other times."""
-        if not self.disturbed:
-            return ""
-        return f"; medians of {len(self.medians)} rounds from {min(self.medians):.3g} to {max(self.medians):.3g} ms"
+    whole = pass_times(run_once, device=device, repeats=repeats)
+    return [sum(milliseconds(one, device)) for one in calls], whole
 
 
-def time_rounds(time_round: Callable[[], list[float]], first: list[float] | None = None) -> Rounds:
-    """Rounds of passes until the medians of two of them differ by at most 5 %; these two are kept.
+def _replays_by_turns(runs: Sequence[Callable[[], Any]], launches: Sequence[int], repeats: int) -> list[Spread]:
+    """Milliseconds of one `run()` of each run in a CUDA graph of `launches` runs in a row: a replay of the first graph,
+    one of the second, ..., and again.
 
-    Work of others on the host slows down all passes for a while, and with them a median. It rarely slows down two
-    rounds equally. If no two of 5 medians agree, all rounds are kept and the time counts as disturbed.
-
-    Args:
-        time_round: gives the milliseconds of each pass of a round.
-        first: those of a round that was timed before.
-    """
-    found = _RoundsSoFar()
-    found.add(first or time_round())
-    while not found.settled:
-        found.add(time_round())
-    return found.rounds()
-
-
-def time_rounds_by_turns(time_round: Callable[[], Mapping[str, list[float]]]) -> dict[str, Rounds]:
-    """`time_rounds` of runs whose times are compared: a round times them by turns, until the times of each agree.
-
-    Args:
-        time_round: gives the milliseconds of each pass of a round, by name of the run.
-    """
-    found: dict[str, _RoundsSoFar] = {}
-    while not found or not all(one.settled for one in found.values()):
-        for name, times in time_round().items():
-            found.setdefault(name, _RoundsSoFar()).add(times)
-    return {name: one.rounds() for name, one in found.items()}
-
-
-class _RoundsSoFar:
-    """Rounds of one run.
-
-    Attributes:
-        agreed: the first two rounds whose medians agree.
-    """
-
-    def __init__(self) -> None:
-        self._times: list[list[float]] = []
-        self._medians: list[float] = []
-        self.agreed: list[float] | None = None
-
-    def add(self, times: list[float]) -> None:
-        newest = float(np.median(times))
-        if self._medians and self.agreed is None:
-            nearest = min(range(len(self._medians)), key=lambda nth: abs(self._medians[nth] - newest))
-            if abs(self._medians[nearest] - newest) <= AGREEMENT * min(self._medians[nearest], newest):
-                self.agreed = self._times[nearest] + times
-        self._times.append(times)
-        self._medians.append(newest)
-
-    @property
-    def settled(self) -> bool:
-        return self.agreed is not None or len(self._times) == MAX_ROUNDS
-
-    def rounds(self) -> Rounds:
-        kept = self.agreed or [*chain.from_iterable(self._times)]
-        return Rounds(Spread.of(kept), tuple(self._medians), disturbed=self.agreed is None)
-
-
-def time_graph_replays(run: Callable[[], Any], *, repeats: int, launches: int = 10) -> Spread:
-    """Milliseconds of one `run()` in a CUDA graph of `launches` runs in a row.
-
-    `run` must queue the same work each time and must have run before; its outputs are dropped. A run may start before
-    the one in front has finished (programmatic dependent launch), and finds its data in L2 where they fit. The host
-    queues each replay behind a spin kernel, see `time_isolated`: however slow it is, it has no part in the time.
+    A run must queue the same work each time and must have run before; its outputs are dropped. It may start before the
+    one in front has finished (programmatic dependent launch), and finds its data in L2 where they fit. The host queues
+    each replay behind a spin kernel, see `time_isolated`: however slow it is, it has no part in the time.
 
     Raises:
         CaptureError: the work cannot be captured. Torch's allocator and streams are unchanged.
     """
-    return _replays_by_turns([run], [launches], repeats)[0]
-
-
-def _replays_by_turns(runs: Sequence[Callable[[], Any]], launches: Sequence[int], repeats: int) -> list[Spread]:
-    """`time_graph_replays` of each run: a replay of the first, one of the second, ..., and again."""
     device = torch.device("cuda", torch.cuda.current_device())
     graphs = [capture(run, device, count) for run, count in zip(runs, launches, strict=True)]
     for graph in graphs:
@@ -258,18 +150,8 @@ def time_kernel(run: Callable[[], Any], *, device: torch.device, repeats: int) -
     GPU: CUDA graph replays of up to 10 runs, about 2 ms each. CUDA events around each run if the work cannot be
     captured or a run takes 10 ms or more, which is repeated less often. CPU: the clock.
     """
-    if device.type == "cuda":
-        once = _once(run, device)
-        if once < LONG_MS:
-            try:
-                return time_graph_replays(run, repeats=repeats, launches=_launches(once)), "CUDA graph replays"
-            except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
-                logger.info("timing with CUDA events instead of CUDA graphs: %s", str(error).partition("\n")[0])
-        else:
-            repeats = min(repeats, max(LONG_REPEATS, int(LONG_TOTAL_MS / once)))
-    # Outside of the handler: the error keeps alive the memory of the failed capture.
-    times, timer = _times_of_runs(run, device, repeats)
-    return Spread.of(times), timer
+    spreads, timer = time_kernels_by_turns({"": run}, device=device, repeats=repeats)
+    return spreads[""], timer
 
 
 def time_kernels_by_turns(
@@ -280,14 +162,26 @@ def time_kernels_by_turns(
     Some kernels make a GPU lower its clock. By turns all runs have the same clock, as where one follows the other.
     Runs of 10 ms or more, and such that cannot be captured, are timed one after the other.
     """
-    once = {name: _once(run, device) for name, run in runs.items()} if device.type == "cuda" else {}
-    if once and max(once.values()) < LONG_MS:
-        try:
-            spreads = _replays_by_turns([*runs.values()], [_launches(time) for time in once.values()], repeats)
-            return dict(zip(runs, spreads, strict=True)), "CUDA graph replays by turns"
-        except (CaptureError, torch.OutOfMemoryError) as error:
-            logger.info("timing one after the other: %s", str(error).partition("\n")[0])
-    return _spreads_and_timers({name: time_kernel(run, device=device, repeats=repeats) for name, run in runs.items()})
+    longest = 0.0
+    if device.type == "cuda":
+        once = [_once(run, device) for run in runs.values()]
+        longest = max(once)
+        if longest < LONG_MS:
+            try:
+                spreads = _replays_by_turns([*runs.values()], [_launches(time) for time in once], repeats)
+                return dict(zip(runs, spreads, strict=True)), "CUDA graph replays" + " by turns" * (len(runs) > 1)
+            except (CaptureError, torch.OutOfMemoryError) as error:  # a capture allocates its own memory
+                logger.info("timing without CUDA graphs, or one after the other: %s", str(error).partition("\n")[0])
+    # Outside of the handler: the error keeps alive the memory of the failed capture.
+    if len(runs) > 1:
+        return _spreads_and_timers(
+            {name: time_kernel(run, device=device, repeats=repeats) for name, run in runs.items()}
+        )
+    if longest >= LONG_MS:
+        repeats = min(repeats, max(LONG_REPEATS, int(LONG_TOTAL_MS / longest)))
+    ((name, run),) = runs.items()
+    times, timer = _times_of_runs(run, device, repeats)
+    return {name: Spread.of(times)}, timer
 
 
 def _spreads_and_timers(timed: dict[str, tuple[Spread, str]]) -> tuple[dict[str, Spread], str]:
@@ -393,8 +287,7 @@ def _times_behind_spin(
                 if spin_cycles > longest_spin:
                     raise _LateHostError
             found.append(interval)
-    torch.cuda.synchronize(device)
-    return [[milliseconds_between(start, stop) for start, stop in found] for found in intervals]
+    return [milliseconds(found, device) for found in intervals]
 
 
 def _interval_behind_spin(

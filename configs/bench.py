@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from configs.schema import MAX_HEAD_DIM, Section, check_choice, check_label, did_you_mean
+from configs.schema import MAX_HEAD_DIM, Section, check_choice, check_label, did_you_mean, digits
 
 if TYPE_CHECKING:
     from data import LoadedGraph
@@ -215,26 +215,23 @@ class BenchConfig(Section):
             check_choice("graphs", name, tuple(self.workloads))
         extra = {"kernels": (*SWITCHES, REORDERED), "sm_active": tuple(SWITCHES)}.get(self.measure, ())
         allowed = extra if self.measure == "sm_active" else (*REGISTRY, *extra)
-        for key, names in (
-            ("backends", self.backends),
-            ("modes", tuple(self.modes)),
-        ):
-            for name in names:
-                check_choice(key, name, allowed)
         if self.measure == "parallel":
-            for name in self.backends:
-                check_choice("backends", name, [one for one, backend in REGISTRY.items() if backend.writes_lse])
+            allowed = [name for name, backend in REGISTRY.items() if backend.writes_lse]
+        some = ("bfloat16", "float32", *{"layers": ("tf32", "autocast"), "end_to_end": ("tf32",)}.get(self.measure, ()))
+        launches = {"parallel": ("eager", "cuda_graph"), "layers": ("eager", "compiled", "reduce_overhead")}
+        for key, values, known in (
+            ("backends", self.backends, allowed),
+            ("modes", self.modes, allowed),
+            ("precisions", self.precisions, some if self.measure == "layers" else ("float16", *some)),
+            ("launches", self.launches, launches.get(self.measure, ())),
+        ):
+            for value in values:
+                check_choice(key, value, known)
         for kind in self.edges:
             name, number = edge_kind(kind)
             if not (name in PLAIN_EDGES if number is None else number <= NUMBERED_EDGES[name]):
                 numbered = [f"{name}_1 to {name}_{most}" for name, most in NUMBERED_EDGES.items()]
                 raise ValueError(f"edges: got {kind!r}; allowed are {', '.join([*PLAIN_EDGES, *numbered])}")
-        some = ("bfloat16", "float32", *{"layers": ("tf32", "autocast"), "end_to_end": ("tf32",)}.get(self.measure, ()))
-        for precision in self.precisions:
-            check_choice("precisions", precision, some if self.measure == "layers" else ("float16", *some))
-        allowed = {"parallel": ("eager", "cuda_graph"), "layers": ("eager", "compiled", "reduce_overhead")}
-        for launch in self.launches:
-            check_choice("launches", launch, allowed[self.measure])
         for name, workload in self.workloads.items():
             if workload.batch and workload.batch > self.batch_size:
                 raise ValueError(
@@ -278,11 +275,7 @@ class BenchConfig(Section):
     @property
     def settings_sha(self) -> str:
         """Hash of the settings of the measurement, which are in no column of a row."""
-        return _Settings(values={name: getattr(self, name) for name in SETTINGS if name in KEYS[self.measure]}).sha()
-
-
-class _Settings(Section):
-    values: dict[str, Any]
+        return digits({"values": {name: getattr(self, name) for name in SETTINGS if name in KEYS[self.measure]}})
 
 
 def edge_kind(kind: str) -> tuple[str, int | None]:

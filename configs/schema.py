@@ -8,7 +8,7 @@ the machine is checked by `models.machine`, files when they are read.
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -32,10 +32,18 @@ class Section(BaseModel):
 
     def sha(self) -> str:
         """Twelve hexadecimal digits of the resolved values, independent of the file or override they came from."""
-        return _digits(self.model_dump(mode="json"))
+        return digits(self.model_dump(mode="json"))
+
+    def changed(self, name: str, *keys: str) -> Iterator[tuple[str, Any]]:
+        """Keys of this section, called `name`, that do not have their default: "name.key = value", and the default."""
+        for key in keys:
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default:
+                yield f"{name}.{key} = {value!r}", default
 
 
-def _digits(values: Any) -> str:
+def digits(values: Any) -> str:
+    """Twelve hexadecimal digits of a hash of JSON values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -128,11 +136,9 @@ class DataConfig(Section):
 
     def _refuse(self, keys: Sequence[str], why: str) -> None:
         """Refuse values of these keys that are not their defaults."""
-        defaults = {key: type(self).model_fields[key].default for key in keys}
         refuse(
-            f"data.{key} = {getattr(self, key)!r} and {why}; only {'null' if default is None else default} is allowed"
-            for key, default in defaults.items()
-            if getattr(self, key) != default
+            f"{given} and {why}; only {'null' if default is None else default} is allowed"
+            for given, default in self.changed("data", *keys)
         )
 
     @property
@@ -150,6 +156,9 @@ class DataConfig(Section):
         """Arguments of `data.load` for the graphs of all batches, as far as this section has them."""
         graphs = None if self.batches == "all" else self.batches * self.batch_size
         return self.model_dump(exclude={"batches"}) | {"batch_size": graphs}
+
+
+OF_BLOCKS = ("norm", "pos_enc", "random_walk", "edge_features")  # keys of the Graph Transformer
 
 
 class ModelConfig(Section):
@@ -186,12 +195,11 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> Self:
-        of_blocks = ("norm", "pos_enc", "random_walk", "edge_features")
-        of_layers = ("out_heads",)
-        for key in of_layers if self.kind == "graph_transformer" else of_blocks:
-            value, default = getattr(self, key), type(self).model_fields[key].default
-            if value != default:
-                raise ValueError(f"model.{key} = {value!r} and model.kind = {self.kind!r}: only {default!r} is allowed")
+        keys = ("out_heads",) if self.kind == "graph_transformer" else OF_BLOCKS
+        refuse(
+            f"{given} and model.kind = {self.kind!r}: only {default!r} is allowed"
+            for given, default in self.changed("model", *keys)
+        )
         return self
 
 
@@ -254,8 +262,7 @@ class TrainingConfig(Section):
             raise ValueError(f"{both}: the warm-up must be shorter")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"training.seeds = {list(self.seeds)}: each seed once")
-        default = type(self).model_fields["fan_out"].default
-        if self.sampler == "none" and self.fan_out != default:
+        if self.sampler == "none" and [*self.changed("training", "fan_out")]:
             raise ValueError(f"training.fan_out = {list(self.fan_out)} and training.sampler = 'none': use neighbor")
         return self
 
@@ -338,10 +345,8 @@ class TrainConfig(Config):
         if self.training.sampler == "neighbor":
             collection = not graphs.reads_file and data.info(graphs.name).num_graphs is not None
             wrong[f"training.sampler = 'neighbor' and data.name = {graphs.name!r}: a collection; use none"] = collection
-            for key in ("pos_enc", "random_walk", "edge_features"):
-                default, sampler = type(model).model_fields[key].default, "training.sampler = 'neighbor'"
-                problem = f"model.{key} = {getattr(model, key)!r} and {sampler}: samples have none; use {default!r}"
-                wrong[problem] = getattr(model, key) != default
+            for given, default in model.changed("model", *OF_BLOCKS[1:]):
+                wrong[f"{given} and training.sampler = 'neighbor': samples have none; use {default!r}"] = True
         refuse(problem for problem, is_wrong in wrong.items() if is_wrong)
         return self
 
@@ -354,7 +359,7 @@ class TrainConfig(Config):
         other = {"runtime": True, "data": {"root", "path", "source"}, "model": {"checkpoint"}}
         other |= {"attention": {"backend", "dtype"}, "training": {"precision", "seeds", "checkpoint_seconds"}}
         changed = self.model_dump(mode="json", exclude=other, exclude_defaults=True)
-        return _digits({section: values for section, values in changed.items() if values})
+        return digits({section: values for section, values in changed.items() if values})
 
     @property
     def seeds(self) -> tuple[int, ...]:

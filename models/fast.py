@@ -16,7 +16,6 @@ their outputs agree within the tolerance of `--verify`. Modules of the fused pat
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -38,38 +37,39 @@ from models.graph_transformer import (
 )
 
 DensePath = Literal["plain", "compiled", "fused"]
-Forward = Callable[[GraphInputs], Tensor]  # the model, or a `FastForward` of it
+Forward = Callable[[GraphInputs], Tensor]  # the model, or a `fast_forward` of it
 
 
 class DenseUnavailableError(RuntimeError):
     """The requested implementation of the non-attention layers cannot run; the text is the reason."""
 
 
-@dataclass(frozen=True, eq=False)
-class FastForward:
+def fast_forward(
+    model: GraphTransformer,
+    embed: Callable[[GraphInputs], Tensor],
+    begin: Callable[[], Sequence[DenseBlock]],
+    readout: Callable[[Tensor], Tensor],
+) -> Forward:
     """`GraphTransformer.forward` with the dense blocks replaced.
 
-    Attributes:
+    Args:
         embed: inputs -> [N, d].
         begin: called at each pass; returns one DenseBlock per block.
         readout: [rows, d] -> logits.
     """
 
-    model: GraphTransformer
-    embed: Callable[[GraphInputs], Tensor]
-    begin: Callable[[], Sequence[DenseBlock]]
-    readout: Callable[[Tensor], Tensor]
-
-    def __call__(self, inputs: GraphInputs) -> Tensor:
-        model, blocks = self.model, self.begin()
-        h = model.encode(self.embed(inputs), inputs)
+    def forward(inputs: GraphInputs) -> Tensor:
+        blocks = begin()
+        h = model.encode(embed(inputs), inputs)
         e = model.embed_edges(inputs)
         qkv = model.blocks[0].qkv(h)
         dropouts = model.attention_dropouts()
         for block, edge_block, dropout, dense in zip(model.blocks, model.edge_blocks, dropouts, blocks, strict=True):
             attended, e = block.attend(qkv, e, inputs, edge_block, dropout)
             h, qkv = dense(attended, h, *norm_options(block, inputs))
-        return self.readout(model.rows(h, inputs))
+        return readout(model.rows(h, inputs))
+
+    return forward
 
 
 def choose_path(model: GraphModel, requested: Literal["auto"] | DensePath) -> tuple[DensePath, str]:
@@ -93,7 +93,7 @@ def inference_forward(model: GraphModel, path: DensePath) -> tuple[Forward, Sequ
     if path == "plain":
         return model, ()
     blocks = fused_blocks(model) if path == "fused" else compiled_blocks(model)
-    forward = FastForward(model, pack_embedding(model.embedding), lambda: blocks, model.readout)
+    forward = fast_forward(model, pack_embedding(model.embedding), lambda: blocks, model.readout)
     return forward, (model.embedding, *(model.blocks if path == "fused" else ()))
 
 
@@ -125,13 +125,13 @@ def training_forward(model: GraphModel, path: DensePath, *, dynamic: bool = Fals
         return model
     if path == "compiled":
         blocks = compiled_blocks(model, dynamic)
-        return FastForward(model, model.embed, lambda: blocks, model.readout)
+        return fast_forward(model, model.embed, lambda: blocks, model.readout)
     from models.fast_ends import embed_in_training, readout_in_training
     from models.fast_training import FusedTraining
 
     # The readout of graphs has few rows, in float32.
     readout = readout_in_training(model.readout) if model.task == "node" else model.readout
-    return FastForward(model, partial(embed_in_training, model), FusedTraining(model).begin, readout)
+    return fast_forward(model, partial(embed_in_training, model), FusedTraining(model).begin, readout)
 
 
 def fused_unavailable(model: GraphModel, *, training: bool = False) -> str | None:

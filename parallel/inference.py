@@ -11,6 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from common.cli import errors
+from common.timers import Spread
 from configs import Config
 from data import LoadedGraph
 from fused3s.runtime.cuda_graph import CapturedGraph, capture
@@ -50,9 +51,9 @@ class PartOfGraph(Source):
     def _capture(self, run: Callable[[], Tensor], device: torch.device) -> CapturedGraph[Tensor]:
         return capture_together(partial(capture, run, device), self.group)
 
-    def predict(self, execution: Execution) -> tuple[Tensor | None, None]:
+    def predict(self, execution: Execution) -> tuple[Tensor | None, dict[str, Spread]]:
         logits = gather_rows(self.part, execution.run(), self.group)
-        return None if logits is None else logits.float(), None
+        return None if logits is None else logits.float(), {}
 
     def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
         """Logits of the whole graph, computed on rank 0's device."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.csv_files import AS_TEXT, read_table
-from common.records import NOT_BUILT, NOT_PUBLISHED, ResultsFileError
+from common.csv_files import AS_TEXT, ResultsFileError, read_table
+from common.records import NOT_BUILT, NOT_PUBLISHED
 from report.engine import markdown
 
 DECILE_SIZE = "decile size"

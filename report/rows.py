@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from common.records import NONE, OUTCOME, Provenance, Row, read_rows
+from common.records import NONE, OUTCOME, RUN_COLUMNS, Row, read_rows
 from configs import load
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent
 # A later row with the same values in these columns supersedes an earlier one.
-OTHERS = {*Provenance.model_fields, *OUTCOME, "config", "config_sha", "data_source", "nodes", "graphs", "work"}
+OTHERS = {*RUN_COLUMNS, *OUTCOME, "config", "config_sha", "data_source", "nodes", "graphs", "work"}
 IDENTITY = ["device", *(name for name in Row.model_fields if name not in OTHERS)]
 REORDERED = {NONE: "", "auto": "+reorder"}
 
@@ -47,16 +47,11 @@ def recorded(folder: Path) -> pd.DataFrame:
         ResultsFileError: a file has other columns than this version writes, or an invalid row.
         ValueError: there is no row.
     """
-    rows = [row for path in measurement_files(folder) for row in read_rows(path)]
+    paths = [path for path in sorted(folder.rglob("*.csv")) if LOCAL not in path.relative_to(folder).parts]
+    rows = [row for path in paths if _is_measurements(path) for row in read_rows(path)]
     if not rows:
         raise ValueError(f"{folder}: no CSV with measurements below it; scripts/bench.py writes one")
     return frame(rows)
-
-
-def measurement_files(folder: Path) -> list[Path]:
-    """All CSVs of measurements below `folder`, except those in a folder `local` below it."""
-    paths = [path for path in sorted(folder.rglob("*.csv")) if LOCAL not in path.relative_to(folder).parts]
-    return [path for path in paths if _is_measurements(path)]
 
 
 def _is_measurements(path: Path) -> bool:

@@ -42,9 +42,9 @@ def main(
 ) -> None:
     """Run a benchmark."""
     cli.console.quiet = not is_first_process()
-    kinds = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, DeviceLostError, RankError)
+    kinds = (fused3s.BackendUnavailableError, DeviceLostError, RankError)
     kept = f"rows of what was finished are in {results}; the same command measures the rest"
-    with cli.short_errors(*kinds, explain=error_text, kept=lambda: kept):
+    with cli.user_errors(*kinds, explain=error_text, kept=lambda: kept):
         cli.configure_logging(*([] if cli.console.quiet else ["data"]))
         settings = load_config(config, overrides or [], schema=BenchConfig)
         file, measure = results / f"{settings.measure}.csv", MEASURES[settings.measure]

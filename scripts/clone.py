@@ -2,7 +2,7 @@
 ends the script with one sentence and status 130, also during the imports that take seconds; and a report that nobody
 reads any more does not end it before its work is saved.
 
-While a script works, `common.cli.short_errors` says what it leaves behind; this handler stands before and after that.
+While a script works, `common.cli.user_errors` says what it leaves behind; this handler stands before and after that.
 """
 
 import importlib.util

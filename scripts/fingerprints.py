@@ -60,7 +60,7 @@ def main(
                 row[f"{part}_{metric}"] = round(score(metric, answer, labels[ids]), 4)
             console.print(Text(", ".join(f"{name} {value}" for name, value in row.items())))
             if output:
-                row |= {"date": here.date, "commit": here.commit, "python": here.python}
+                row |= {name: here[name] for name in ("date", "commit", "python")}
                 pd.DataFrame([row]).to_csv(output, mode="a", header=not output.exists(), index=False)
 
 

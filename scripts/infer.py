@@ -30,7 +30,7 @@ from models.inference.infer import infer, load_source
 from models.inference.predictions import Form, check_predictions_path
 
 DEFAULT_RESULTS = Path("results/local/infer.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
+USER_ERRORS = (fused3s.BackendUnavailableError, DenseUnavailableError, CudaGraphError, RankError)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,7 +51,7 @@ def main(
     ] = None,
     verify: Annotated[bool, flag("--verify", "Compare the output with the reference backend.")] = False,
     exact: Annotated[bool, flag("--accuracy", "Compare the output with the model in float32.")] = False,
-    profile: Annotated[bool, flag("--profile", "Time each part of the model and save a Chrome trace.")] = False,
+    profile: Annotated[bool, flag("--profile", "Print the time of each operator and save a Chrome trace.")] = False,
     output: Annotated[
         Path | None,
         typer.Option(help="File of the predictions: .csv and .npz with the ids of nodes or graphs, .npy, .pt."),
@@ -65,7 +65,7 @@ def main(
     cli.configure_logging(*([] if console.quiet else ["data", "fused3s"]))
     overrides = [*(overrides or []), *([f"model.checkpoint={json.dumps(str(checkpoint))}"] if checkpoint else [])]
     kept: list[str] = []
-    with cli.short_errors(
+    with cli.user_errors(
         *USER_ERRORS,
         explain=lambda error: "\nkept: ".join([error_text(error), *kept]),
         kept=lambda: f"{'nothing' if not kept else kept[0]} was written",
@@ -85,9 +85,7 @@ def main(
         elif save:
             raise ValueError(f"--save {save[0]}: needs --output with a file, such as --output predictions.csv")
         if profile and is_launched():
-            raise ValueError("--profile: times the parts of a model on one GPU; leave it out on several ranks")
-        if profile and (others := {one.model.kind for one in configs.values()} - {"graph_transformer"}):
-            raise ValueError(f"--profile: times the parts of a Graph Transformer, and model.kind is {others.pop()!r}")
+            raise ValueError("--profile: times the operators of a model on one GPU; leave it out on several ranks")
         passed, options = True, {"verify": verify, "accuracy": exact, "profile": profile, "output": output}
         options |= {"forms": forms, "results": results, "kept": kept}
         for path, one in configs.items():

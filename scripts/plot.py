@@ -11,7 +11,7 @@ draw or a CSV could not be read.
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 sys.path.append(__file__.rpartition("/")[0])  # also with python -I
 import clone  # noqa: F401, stands first
@@ -26,7 +26,6 @@ from report.figures import FIGURES, draw
 from report.rows import LOCAL, recorded
 
 RECORDED = Path("results")
-FORMATS = ("png", "pdf", "svg")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,13 +40,11 @@ def main(
     figures: Annotated[
         Path | None, typer.Option(help="Folder to draw into; default: figures in DIR, or in results/local.")
     ] = None,
-    kind: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "png",
+    kind: Annotated[Literal["png", "pdf", "svg"], typer.Option("--format")] = "png",
     device: Annotated[str | None, typer.Option(help='Device whose rows are drawn, such as "h200", or "cpu".')] = None,
 ) -> None:
     """Draw figures from the recorded CSVs."""
     with user_errors():
-        if kind not in FORMATS:
-            raise ValueError(f"--format {kind}: allowed are {', '.join(FORMATS)}")
         chosen = names or [name for name, entry in FIGURES.items() if entry.in_git]
         values = dict(map(read_change, changes or ()))
         rows = recorded(results)

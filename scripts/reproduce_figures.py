@@ -31,7 +31,7 @@ import typer
 from rich.text import Text
 
 import data
-from common.cli import NOT_LOADED, console, short_errors
+from common.cli import NOT_LOADED, console, user_errors
 from common.provenance import provenance
 from configs import Config, TrainConfig, load_config
 from configs.bench import BenchConfig
@@ -64,7 +64,7 @@ def main(
     missing: dict[str, None] = {}
     # Configurations of train.py and infer.py without their data set: neither asked for again, nor are there weights.
     not_loaded: set[Path] = set()
-    with short_errors(kept=lambda: f"what was measured is in {MEASURED}; the same command continues"):
+    with user_errors(kept=lambda: f"what was measured is in {MEASURED}; the same command continues"):
         for name in chosen:
             start, statuses = time.monotonic(), []
             for command in commands(STEPS[name], source):
@@ -105,27 +105,20 @@ def estimate(names: list[str], source: str | None) -> str:
         f"  {name:<22} {ceil(seconds / 60):>4} min  {f'measured on {device}' if device else 'an estimate'}"
         for name, (seconds, device) in durations.items()
     ]
-    elsewhere = [device for _, device in durations.values() if device not in ("", gpu.name)]
     graphs, to_fetch = set_names(names, source)
     costs = pd.read_csv(ROOT / RECORDED / "datasets" / "costs.csv")
     peaks = costs.loc[costs["dataset"].isin(graphs), "peak_memory_mib"] / 1024
     host = max([0, *peaks, *(STEPS[name].get("host_gb", 0) for name in names)])
     disk = max(STEPS[name].get("gb", 0) for name in names)
     free = shutil.disk_usage(DATASETS if DATASETS.exists() else ROOT).free / 1e9
-    hint = ", which may not be enough: graphs that do not fit are left out and listed at the end"
-    hint += "; free space, or measure surrogates alone with SOURCE=synthetic"
     facts = {
         "downloads": ", ".join(to_fetch) or "nothing",
-        "disk": f"up to {disk} GB for downloads; {free:.0f} GB are free{hint if to_fetch and free < disk else ''}",
+        "disk": f"up to {disk} GB for downloads; {free:.0f} GB are free (graphs that do not fit are left out)",
         "memory": f"{host:.1f} GB of the host; " * (host > 0)
         + f"what does not fit the GPU's {gpu.total_memory / 1e9:.0f} GB is marked",
     }
     minutes = ceil(sum(seconds for seconds, _ in durations.values()) / 60)
-    of = f"on {gpu.name}"
-    if elsewhere:
-        others = ", ".join(dict.fromkeys(elsewhere))
-        of = f"with {len(elsewhere)} of {len(names)} times of another GPU ({others}), not of this {gpu.name}"
-    head = f"about {minutes // 60} h {minutes % 60:02d} min, downloads not counted, {of}"
+    head = f"about {minutes // 60} h {minutes % 60:02d} min, downloads not counted:"
     return "\n".join([head, *lines, *(f"{name:<10} {text}" for name, text in facts.items())])
 
 
@@ -135,11 +128,8 @@ def duration(name: str, gpu: str) -> tuple[float, str]:
     table = pd.concat([pd.read_csv(path) for path in files], ignore_index=True)
     table = table[table["step"] == name]
     here = table[table["device"] == gpu]
-    found = here if len(here) else table
-    if found.empty:
-        return 60.0 * STEPS[name]["minutes"], ""
-    longest = found.loc[found["seconds"].idxmax()] if len(here) else found.iloc[0]
-    return longest["seconds"], longest["device"]
+    found = here.nlargest(1, "seconds") if len(here) else table.head(1)
+    return (found["seconds"].item(), found["device"].item()) if len(found) else (60.0 * STEPS[name]["minutes"], "")
 
 
 def record_duration(name: str, seconds: float) -> None:
@@ -147,7 +137,7 @@ def record_duration(name: str, seconds: float) -> None:
     path = ROOT / MEASURED / DURATIONS
     path.parent.mkdir(parents=True, exist_ok=True)
     here = provenance(torch.device("cuda"))
-    line = pd.DataFrame([{"step": name, "seconds": round(seconds), "commit": here.commit, "device": here.device}])
+    line = pd.DataFrame([{"step": name, "seconds": round(seconds), "commit": here["commit"], "device": here["device"]}])
     line.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 

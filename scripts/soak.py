@@ -56,7 +56,7 @@ def main(
         steps = steps or (ON_GPU if on.type == "cuda" else ON_CPU)
         processes = min(processes or min(16, os.cpu_count() or 1), len(cases))
         environment = provenance(on)
-        console.print(Text(f"{len(cases)} cases of {steps:,} steps on {environment.device}, processes: {processes}"))
+        console.print(Text(f"{len(cases)} cases of {steps:,} steps on {environment['device']}, processes: {processes}"))
         if without := len(wanted) - len(cases):
             console.print(Text(f"left out: {without} that need a GPU"))
         results: list[Soaked] = []

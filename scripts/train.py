@@ -43,7 +43,7 @@ from models.training import Trainer, TrainingError, TrainResult
 from models.training.rows import curve_rows, learning_curve, run_rows
 
 DEFAULT_RESULTS = Path("results/local/train.csv")  # ignored by git
-USER_ERRORS = (*cli.USER_ERRORS, fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
+USER_ERRORS = (fused3s.BackendUnavailableError, CheckpointError, TrainingError, RankError)
 # Keys that do not name a run: the data set does, or it may change when a run is continued (`checkpoint.py`).
 NO_OTHER_RUN = ("data.name", "data.path", "data.source", "data.root")
 NO_OTHER_RUN += ("runtime.seed", "training.seeds", "training.checkpoint_seconds")
@@ -68,7 +68,7 @@ def main(
     """Train a model on a data set with labels and splits, and report its test metric."""
     console.quiet = not is_first_process()
     cli.configure_logging(*([] if console.quiet else ["data"]))
-    with cli.short_errors(*USER_ERRORS, explain=error_text, statuses={data.DatasetMissingError: NOT_LOADED}):
+    with cli.user_errors(*USER_ERRORS, explain=error_text, statuses={data.DatasetMissingError: NOT_LOADED}):
         settings = load_config(config, overrides or [], schema=TrainConfig)
         output = output or run_folder(config.stem, settings.data.name, overrides or [])
         check_results_file(results)
@@ -171,21 +171,15 @@ def describe(trainer: Trainer) -> None:
 def follow(trainer: Trainer) -> None:
     """Train, with a bar on a terminal and a line every few seconds elsewhere."""
     pause = 0.1 if console.is_terminal else 5.0  # an epoch can take less than a millisecond
-    name = METRICS[trainer.task.metric]
-    start = shown = time.monotonic()
-    waiting, before, epochs = 0, trainer.done, trainer.config.training.epochs
-    with cli.progress(epochs, before, "epoch ") as advance, closing(trainer.run()) as records:
+    name, shown, waiting = METRICS[trainer.task.metric], time.monotonic(), 0
+    epochs = trainer.config.training.epochs
+    with cli.progress(epochs, trainer.done, "epoch ") as advance, closing(trainer.run()) as records:
         for record in records:
             waiting += 1
             if time.monotonic() - shown >= pause or trainer.finished or trainer.stop:
                 losses = f"loss {record.loss:.4f}, validation loss {record.valid_loss:.4f}"
                 best = f"best {trainer.best.metric:.4f} in epoch {trainer.best.epoch}"
-                left = (time.monotonic() - start) / (record.epoch - before) * (epochs - record.epoch)
-                end = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
-                text = f"{name} {record.valid_metric:.4f} ({best}), {losses}"  # a narrow terminal shows its beginning
-                if not console.is_terminal:
-                    text = f"epoch {record.epoch}: {text}" + (f"; at most {end} left" if left else "")
-                advance(text, waiting)
+                advance(f"{name} {record.valid_metric:.4f} ({best}), {losses}", waiting)  # a narrow terminal cuts it
                 shown, waiting = time.monotonic(), 0
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fused3s
 from common.cli import console, progress
-from common.timers import mark, milliseconds_between
+from common.timers import Spread, mark, milliseconds_between
 from configs import Config
 from data import LoadedGraph
 from data.batches import GraphSet
@@ -25,7 +25,7 @@ from fused3s.graph.csr import CSRPattern
 from fused3s.runtime.cuda_graph import CaptureError
 from models import Execution, GraphInputs, GraphModel
 from models.graph_inputs import pattern_of
-from models.inference.source import Pass, SetRun, Source
+from models.inference.source import Source
 from models.padded_batches import PaddedBatches, make_room, padding_refused
 
 MOST_QUEUED = 4  # batches whose logits the host has not taken yet: their memory is kept until then
@@ -34,6 +34,7 @@ SHORT_PASS_S = 5.0  # passes over a collection are repeated for so long
 
 Passes = Iterator[tuple[range, Callable[[], Tensor]]]  # the graphs of each batch, and its forward pass
 Take = Callable[[range, Tensor], None]  # of a batch and its logits [rows, classes], float32 on the CPU
+Timed = tuple[float, list[float]]  # see `run_pass`
 
 
 class AllBatches(Source):
@@ -47,7 +48,8 @@ class AllBatches(Source):
         super().__init__(config, device, loaded)
         self.model.check_features(loaded.graph)
         size = config.data.graphs_per_batch(loaded.meta.num_graphs, loaded.meta.num_nodes)
-        self._graphs, self._size = GraphSet(loaded, device), size
+        self._graphs = GraphSet(loaded, device)
+        self.kept_on = self._graphs.kept_on
         count = len(self._graphs)
         self._ranges = [range(first, min(first + size, count)) for first in range(0, count, size)]
         self._first = self._graphs.picked(np.array(self._ranges[0]))
@@ -86,7 +88,7 @@ class AllBatches(Source):
         self._padded = padded
         return None
 
-    def predict(self, execution: Execution) -> tuple[Tensor | None, SetRun | None]:
+    def predict(self, execution: Execution) -> tuple[Tensor | None, dict[str, Spread]]:
         """The logits; then up to `runtime.repeats` passes are timed."""
         graphs, num_batches = self._graphs, len(self._ranges)
         if execution.captured:
@@ -106,8 +108,12 @@ class AllBatches(Source):
                     advance(f"graph {batch.stop:,} of {len(graphs):,}", (len(parts) - 1) % step + 1)
 
             timed = run_set(passes, take, self.device, self.config.runtime.repeats)
-        run = SetRun(timed, len(graphs), num_batches, self._size, graphs.kept_on)
-        return torch.cat(parts), run
+        times = {
+            "throughput": [len(graphs) / seconds for seconds, _ in timed],
+            "share_in_forward_passes": [sum(forward) / 1e3 / seconds for seconds, forward in timed],
+            "time": [milliseconds for _, forward in timed for milliseconds in forward],
+        }
+        return torch.cat(parts), {metric: Spread.of(values) for metric, values in times.items()}
 
     def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
         parts: list[Tensor] = []
@@ -122,7 +128,7 @@ class AllBatches(Source):
         forward: Callable[[GraphInputs], Tensor],
     ) -> Passes:
         # A collection on a GPU leaves the host nothing but launches.
-        by_thread = self._graphs.kept_on.type == "cpu"
+        by_thread = self.kept_on.type == "cpu"
         return eager_passes(self._graphs, self._ranges, model, plan, forward, self._stream, by_thread=by_thread)
 
 
@@ -174,10 +180,15 @@ def eager_passes(
             yield batch, partial(forward, inputs)
 
 
-def run_pass(passes: Passes, take: Take, device: torch.device) -> Pass:
+def run_pass(passes: Passes, take: Take, device: torch.device) -> Timed:
     """Queue the forward pass of each batch; `take` gets its logits as soon as they are there, in the order of batches.
 
     Call it under `torch.inference_mode()`.
+
+    Returns:
+        Seconds from the first batch's assembly to the last output in host memory, and milliseconds of each batch's
+        forward pass, on a GPU between two CUDA events: launch gaps count, and assembly and plan where the CUDA graph
+        has them.
     """
     start = time.perf_counter()
     queued: deque[_Queued] = deque()
@@ -189,7 +200,7 @@ def run_pass(passes: Passes, take: Take, device: torch.device) -> Pass:
                 times.append(queued.popleft().give(take))
     while queued:
         times.append(queued.popleft().give(take))
-    return Pass(time.perf_counter() - start, tuple(times))
+    return time.perf_counter() - start, times
 
 
 class _Queued:
@@ -218,11 +229,11 @@ class _Queued:
         return milliseconds_between(self._start, self._stop)
 
 
-def run_set(passes: Callable[[], Passes], take: Take, device: torch.device, repeats: int) -> tuple[Pass, ...]:
+def run_set(passes: Callable[[], Passes], take: Take, device: torch.device, repeats: int) -> list[Timed]:
     """A pass whose logits `take` gets, then up to `repeats` passes for the time alone, as many as SHORT_PASS_S allows.
 
     Where it allows none, the first pass is the timed one.
     """
     first = run_pass(passes(), take, device)
-    more = min(repeats, int(SHORT_PASS_S / first.seconds))
-    return tuple(run_pass(passes(), lambda batch, logits: None, device) for _ in range(more)) or (first,)
+    more = min(repeats, int(SHORT_PASS_S / first[0]))
+    return [run_pass(passes(), lambda batch, logits: None, device) for _ in range(more)] or [first]

@@ -18,8 +18,8 @@ from configs import Config
 from models import Execution, GraphTransformer
 from models.fast import begin_dense
 from models.inference.agreement import compare
+from models.inference.attention_time import time_attention
 from models.inference.memory import memory_for
-from models.inference.model_regions import time_attention, time_regions
 from models.inference.predictions import Form, check_forms, save_predictions
 from models.inference.report import Run, report_profile, report_table, surrogate_line, write_results
 from models.inference.source import Source
@@ -45,7 +45,7 @@ def infer(
     Args:
         verify: compare the predictions with the reference backend.
         accuracy: compare the predictions with the model in float32.
-        profile: time each part of the model, and save a trace.
+        profile: report the time of each operator, and save a trace.
         output: file of the predictions.
         forms: its content.
         results: CSV to append to.
@@ -62,8 +62,6 @@ def infer(
             save_predictions(output, run.logits, source.rows, forms)
             kept.append(f"the predictions in {output}")
             console.print(Text(f"predictions  {run.logits.shape[0]:,} x {run.logits.shape[1]} in {output}"))
-        if profile:
-            run.regions = time_parts(run.execution, config.runtime.repeats, source.device)
         check(run, verify=verify, accuracy=accuracy)
     memory = take_ranks(run)
     if run.logits is None:
@@ -146,15 +144,6 @@ def time_model(
     # Both times are of the same passes: whatever else slows a pass down, the share of attention stays below 1.
     inside, whole = times_inside(execution.eager, execution.inputs.attention, device=device, repeats=few)
     return forward, Spread.of([part / full for part, full in zip(inside, whole, strict=True)]), waited
-
-
-def time_parts(execution: Execution, repeats: int, device: torch.device) -> dict[str, Spread]:
-    """Milliseconds of each region of an eager pass."""
-    few = max(1, repeats // 4)
-    console.print(Text(f"timing the model's parts: {few}"))
-    execution.eager()
-    eager = time_passes(execution.eager, device=device, repeats=few)
-    return time_regions(execution, eager_ms=eager.median, device=device, repeats=few)
 
 
 def check(run: Run, *, verify: bool, accuracy: bool) -> None:

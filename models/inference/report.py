@@ -1,6 +1,6 @@
 """Report and CSV rows of a run of `scripts/infer.py`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,6 +8,7 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from common.cli import console, errors, print_end
 from common.columns import dtype_name, run_columns
@@ -20,10 +21,11 @@ from data.atomic import replacing
 from fused3s.graph.reorder.row_order import RowOrder
 from models import Execution
 from models.inference.agreement import Agreement
-from models.inference.model_regions import save_trace
-from models.inference.source import SetRun, Source
+from models.inference.source import Source
 from models.metrics import Score
 from models.trained_weights import weights_name
+
+OPERATORS = 20  # that a profile shows
 
 
 @dataclass
@@ -37,11 +39,11 @@ class Run:
         format_build: ms to build the sparse format, once per graph or batch.
         peak_memory: MiB.
         logits: [rows, classes] float32; None on a rank that reports nothing.
-        whole: all batches; None for one.
+        whole: graphs/s, share of a pass over all batches that the device spent in forward passes, 0 to 1, and ms of a
+            batch's forward pass, by name of the metric; empty for one batch.
         agreement: with the reference backend; None if not compared.
         accuracy: against the model in float32; None if not compared.
         score: of trained weights on the labels; None for random weights and without labels.
-        regions: ms, see `models.inference.model_regions`; empty if not profiled.
     """
 
     source: Source
@@ -52,11 +54,10 @@ class Run:
     format_build: float
     peak_memory: float
     logits: Tensor | None
-    whole: SetRun | None
+    whole: dict[str, Spread]
     agreement: Agreement | None = None
     accuracy: Agreement | None = None
     score: Score | None = None
-    regions: dict[str, Spread] = field(default_factory=dict)
 
 
 def surrogate_line(meta: GraphMeta, asked: str) -> Text | None:
@@ -108,12 +109,14 @@ def report_table(run: Run, title: str) -> Table:
         "precision": dtype_name(source.dtype),
     }
     if whole:
-        batches = f"{whole.num_batches:,} batches of up to {whole.batch_size:,}, kept on {whole.kept_on}"
+        count, size = batches_of(source)
+        batches = f"{count:,} batches of up to {size:,}, kept on {source.kept_on}"
         also = ", with assembly and plan" if execution.captured else ""
         lines |= {
-            "all batches": f"{whole.num_graphs:,} graphs in {batches}",
-            "throughput": _spread(whole.graphs_per_second, "graphs/s", ",.0f"),
-            "in forward passes": f"{whole.share.median:.1%} of that time; of a batch {_spread(whole.forward)}{also}",
+            "all batches": f"{meta.num_graphs:,} graphs in {batches}",
+            "throughput": _spread(whole["throughput"], "graphs/s", ",.0f"),
+            "in forward passes": f"{whole['share_in_forward_passes'].median:.1%} of that time; "
+            f"of a batch {_spread(whole['time'])}{also}",
         }
     lines[f"forward pass{first}"] = f"{_spread(run.forward)}{busy}"
     if run.attention_share:
@@ -132,19 +135,22 @@ def report_table(run: Run, title: str) -> Table:
         classes = "" if same is None else f"{same:.2%} of the rows have the same largest output, "
         error = f"relative error {run.accuracy.relative:.1e}, largest {run.accuracy.max_abs:.1e}"
         lines["accuracy"] = f"against float32: {classes}{error}"
-    return _table(title, lines)
+    table = Table("", title)
+    for name, text in lines.items():
+        table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
+    return table
+
+
+def batches_of(source: Source) -> tuple[int, int]:
+    """Number of batches, and the most graphs of one."""
+    meta = source.loaded.meta
+    size = source.config.data.graphs_per_batch(meta.num_graphs, meta.num_nodes)
+    return -(-meta.num_graphs // size), size
 
 
 def _spread(spread: Spread, unit: str = "ms", form: str = ".3f") -> str:
     median, p10, p90 = (format(value, form) for value in (spread.median, spread.p10, spread.p90))
     return f"{median} {unit} median (p10 {p10}, p90 {p90}, {spread.repeats} passes)"
-
-
-def _table(title: str, lines: dict[str, str]) -> Table:
-    table = Table("", title)
-    for name, text in lines.items():
-        table.add_row(name, Text(text))  # Text: square brackets in a path are not markup
-    return table
 
 
 def describe_graphs(meta: GraphMeta) -> str:
@@ -160,14 +166,24 @@ def describe_order(order: RowOrder) -> str:
     return f"{kind}: {saved:.1%} fewer gathered columns, found in {order.seconds:.2f} s"
 
 
-def report_profile(run: Run, traces: Path) -> None:
-    """Print the time of each region of an eager pass, and save a trace of the run in a folder."""
-    total = sum(spread.median for spread in run.regions.values())
-    lines = {name: f"{one.median:.4f} ms, {one.median / total:.1%}" for name, one in run.regions.items()}
-    console.print(_table("Time of an eager forward pass", lines))
+def report_profile(run: Run, traces: Path, passes: int = 3) -> None:
+    """Print times by operator, and save a trace in a folder: of eager passes, then of replays of a CUDA graph."""
+    execution, on_gpu = run.execution, run.source.device.type == "cuda"
     trace = traces / f"{run.source.loaded.meta.name}_{run.source.config.sha()}.json"
-    with torch.inference_mode(), replacing(trace) as unfinished:
-        save_trace(run.execution, unfinished)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with torch.inference_mode(), profile(activities=activities, acc_events=True) as profiler:
+        for _ in range(passes):
+            with record_function("forward pass, eager"):
+                execution.eager()
+        for _ in range(passes if execution.captured else 0):
+            with record_function("forward pass, CUDA graph"):
+                execution.run()
+        if on_gpu:
+            torch.cuda.synchronize()
+    with replacing(trace) as unfinished:
+        profiler.export_chrome_trace(str(unfinished))
+    order = f"self_{'device' if on_gpu else 'cpu'}_time_total"
+    console.print(Text(profiler.key_averages().table(sort_by=order, row_limit=OPERATORS)))
     console.print(Text(f"trace        {trace}: open it with chrome://tracing or https://ui.perfetto.dev"))
 
 
@@ -204,14 +220,13 @@ def result_rows(run: Run, config_path: Path) -> list[Row]:
         row("build", "time", "ms", run.format_build, **part),
     ]
     if whole:
-        every = {"region": "all batches"}
-        note = f"{whole.num_batches:,} batches of {whole.batch_size:,}, kept on {whole.kept_on.type}"
+        count, size = batches_of(source)
+        notes = {"throughput": f"{count:,} batches of {size:,}, kept on {source.kept_on.type}"}
+        units = ("graphs/s", "1", "ms")
         rows += [
-            row("model", "throughput", "graphs/s", whole.graphs_per_second, note=note, **every),
-            row("model", "share_in_forward_passes", "1", whole.share, **every),
-            row("model", "time", "ms", whole.forward, **every),
+            row("model", metric, unit, spread, region="all batches", note=notes.get(metric, NONE))
+            for (metric, spread), unit in zip(whole.items(), units, strict=True)
         ]
-    rows += [row("model", "time", "ms", spread, region=name, launch="eager") for name, spread in run.regions.items()]
     if run.score:
         rows.append(row("model", f"{run.score.part}_{run.score.metric}", run.score.unit or "1", run.score.value))
     if found := run.accuracy:

@@ -4,8 +4,7 @@ Those of several ranks: `parallel.inference`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from rich.table import Table
@@ -29,40 +28,6 @@ class Attention(AnyAttention, Protocol):
     backend: str  # never "auto"
 
 
-class Pass(NamedTuple):
-    """One pass over a collection."""
-
-    seconds: float  # from the first batch's assembly to the last output in host memory
-    # Milliseconds of each batch's forward pass, on a GPU between two CUDA events: launch gaps count, and assembly and
-    # plan where the CUDA graph has them.
-    forward: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class SetRun:
-    """A collection, predicted as a whole: its timed passes, their size, and where the graphs were meanwhile."""
-
-    passes: tuple[Pass, ...]
-    num_graphs: int
-    num_batches: int
-    batch_size: int
-    kept_on: torch.device
-
-    @property
-    def graphs_per_second(self) -> Spread:
-        return Spread.of([self.num_graphs / one.seconds for one in self.passes])
-
-    @property
-    def share(self) -> Spread:
-        """Share of a pass's time in which the device ran forward passes, 0 to 1."""
-        return Spread.of([sum(one.forward) / 1e3 / one.seconds for one in self.passes])
-
-    @property
-    def forward(self) -> Spread:
-        """Milliseconds of the forward pass of a batch."""
-        return Spread.of([milliseconds for one in self.passes for milliseconds in one.forward])
-
-
 class Source:
     """One graph, or one batch of graphs, that a plan is made for once.
 
@@ -76,6 +41,7 @@ class Source:
         model: the one that is measured, on `device` and in `dtype`.
         dense: implementation of the layers around attention, as `runtime.dense`.
         exchanges: whether a pass waits for other ranks: all of them must run as many.
+        kept_on: where the graphs are while all batches of them are predicted.
     """
 
     exchanges = False
@@ -86,7 +52,7 @@ class Source:
         self.rows: LoadedGraph | None = loaded
         self.checkpoint, self.weights = find_weights(config, loaded.meta)
         self.model = self.new_model(self.dtype)
-        self.dense = config.runtime.dense
+        self.dense, self.kept_on = config.runtime.dense, device
 
     def new_model(self, dtype: torch.dtype) -> GraphModel:
         """A model of its own on the device, for inference."""
@@ -111,10 +77,10 @@ class Source:
         """The forward pass over the graph, or over the first batch."""
         return self._execution(self.model.prepare(self.loaded.graph, attention), attention)
 
-    def predict(self, execution: Execution) -> tuple[Tensor | None, SetRun | None]:
+    def predict(self, execution: Execution) -> tuple[Tensor | None, dict[str, Spread]]:
         """Logits [rows, classes] of all rows in their order, float32 on the CPU, None on a rank that reports nothing;
-        of batches also their times."""
-        return execution.run().float().cpu(), None
+        of several batches also the times, see `Run.whole`."""
+        return execution.run().float().cpu(), {}
 
     def reference(self, model: GraphModel, dtype: torch.dtype) -> Tensor | None:
         """Logits as of `predict`, of a model of this dtype by the backend "reference" and plain layers. Call it under

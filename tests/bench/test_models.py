@@ -12,8 +12,9 @@ from bench import models
 from bench.models import attention_dtype, cast
 from bench.precision import matmul_precision
 from bench.projection import Projection
+from bench.rounds import Rounds
 from common.records import Row
-from common.timers import Rounds, Spread
+from common.timers import Spread
 from configs.bench import BenchConfig
 from models import prepare_execution
 from models.inference.agreement import compare

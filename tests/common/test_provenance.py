@@ -12,11 +12,16 @@ from common.provenance import provenance
 CPU = torch.device("cpu")
 
 
+def commit_and_state():
+    found = provenance(CPU)
+    return found["commit"], found["dirty"]
+
+
 def test_versions_and_date():
     found = provenance(CPU)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found.date)
-    assert (found.torch, found.device_type, found.driver) == (torch.__version__, "cpu", "none")
-    assert found.dgl == module.metadata.version("dgl")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["date"])
+    assert (found["torch"], found["device_type"], found["driver"]) == (torch.__version__, "cpu", "none")
+    assert found["dgl"] == module.metadata.version("dgl")
 
 
 def test_works_without_git_dgl_and_cupy(monkeypatch):
@@ -30,7 +35,7 @@ def test_works_without_git_dgl_and_cupy(monkeypatch):
     monkeypatch.setattr(subprocess, "run", missing)
     monkeypatch.setattr(module.metadata, "version", not_installed)
     found = provenance(CPU)
-    assert (found.commit, found.dirty, found.cupy, found.dgl) == ("none", "none", "none", "none")
+    assert {found[name] for name in ("commit", "dirty", "cupy", "dgl")} == {"none"}
 
 
 @pytest.fixture
@@ -52,15 +57,15 @@ def repository(tmp_path, monkeypatch):
 def test_any_change_of_the_code_is_dirty_and_new_results_are_not(repository, monkeypatch):
     monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
     folder, commit = repository
-    assert (provenance(CPU).commit, provenance(CPU).dirty) == (commit, "no")
+    assert commit_and_state() == (commit, "no")
     (folder / "results").mkdir()
     (folder / "results" / "new.csv").write_text("measured")
-    assert provenance(CPU).dirty == "no"
+    assert commit_and_state()[1] == "no"
     (folder / "untracked.py").write_text("code")
-    assert provenance(CPU).dirty == "yes"
+    assert commit_and_state()[1] == "yes"
     (folder / "untracked.py").unlink()
     (folder / "file").write_text("2")
-    assert provenance(CPU).dirty == "yes"
+    assert commit_and_state()[1] == "yes"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +98,7 @@ def test_a_copy_inside_another_repository_does_not_take_its_commit(repository, m
     (folder / "copy").mkdir()
     monkeypatch.setattr(module, "_ROOT", (folder / "copy").resolve())
     monkeypatch.delenv("FUSED3S_COMMIT", raising=False)
-    assert (provenance(CPU).commit, provenance(CPU).dirty) == ("none", "none")
+    assert commit_and_state() == ("none", "none")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_a_copy_inside_another_repository_does_not_take_its_commit(repository, m
 )
 def test_the_environment_variable_has_commit_and_state(repository, monkeypatch, given, commit, dirty):
     monkeypatch.setenv("FUSED3S_COMMIT", given)
-    assert (provenance(CPU).commit, provenance(CPU).dirty) == (commit, dirty)
+    assert commit_and_state() == (commit, dirty)
 
 
 def test_a_malformed_variable_is_an_error(monkeypatch):
@@ -114,5 +119,5 @@ def test_a_malformed_variable_is_an_error(monkeypatch):
 @pytest.mark.gpu
 def test_gpu_is_named():
     found = provenance(torch.device("cuda", 0))
-    assert found.device == torch.cuda.get_device_name(0)
-    assert found.driver != "none"
+    assert found["device"] == torch.cuda.get_device_name(0)
+    assert found["driver"] != "none"

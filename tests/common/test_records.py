@@ -5,6 +5,7 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+from full_disk import full_after
 from kernel_rows import row
 from pydantic import ValidationError
 
@@ -134,30 +135,10 @@ def test_rows_whose_runs_are_lost_are_refused(path):
         read_rows(path)
 
 
-def test_a_full_disk_leaves_no_half_row(path, monkeypatch):
-    class Full:
-        def __init__(self, file):
-            self.file = file
-
-        def write(self, content):
-            self.file.write(content[:100])
-            return 100
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *details):
-            self.file.close()
-
-    before, open_file = path.read_bytes(), Path.open
-    monkeypatch.setattr(Path, "open", lambda self, mode="r", **k: (Full if mode == "ab" else lambda x: x)(
-        open_file(self, mode, **k)))  # fmt: skip
-    with pytest.raises(OSError, match="disk full"):
+def test_a_full_disk_leaves_no_half_row(path):
+    before = path.read_bytes()
+    with full_after(len(before) + 100), pytest.raises(OSError, match="disk full"):
         append_rows(path, [row("cora", "fused3s", 1.0)])
-    monkeypatch.undo()
     assert path.read_bytes() == before
 
 

@@ -16,8 +16,8 @@ from common.timers import (
     l2_flusher,
     peak_memory_mib,
     reset_peak_memory,
-    time_graph_replays,
     time_isolated,
+    time_kernel,
     time_passes,
     times_inside,
 )
@@ -100,33 +100,22 @@ def test_peak_memory_grows_by_what_is_allocated():
     del block
 
 
-@pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
-def test_what_no_graph_can_hold_is_timed_with_events(late_gpu, monkeypatch, error):
-    def refuse(*arguments, **options):
-        raise error
-
-    monkeypatch.setattr(measure, "time_graph_replays", refuse)
-    spread, how = measure.time_kernel(late_gpu.queue(1), device=torch.device("cuda"), repeats=5)
-    assert (spread.p10, spread.p90, spread.repeats, how) == (1, 1, 5, "CUDA events")
-
-
 def test_work_that_waits_for_the_gpu_is_timed_with_launch_gaps(late_gpu, monkeypatch):
     monkeypatch.setattr(measure, "LONGEST_SPIN", 4 * measure.SPIN_CYCLES)
     monkeypatch.setattr(measure, "pass_times", lambda run, **options: [12.0] * options["repeats"])
     options = {"device": torch.device("cuda"), "repeats": 5}
-    spread, how = measure.time_kernel(late_gpu.queue(1), **options)
+    spread, how = time_kernel(late_gpu.queue(1), **options)
     assert (spread.median, spread.repeats, how) == (12, 5, "CUDA events with launch gaps")
     times, how = time_isolated(late_gpu.queue(1), **options, expected_ms=12, before={"warm": lambda: None})
     assert (times["warm"].median, how) == (12, "CUDA events with launch gaps")
 
 
 @pytest.mark.parametrize("error", [CaptureError("it waits"), torch.OutOfMemoryError("too little for a capture")])
-def test_runs_by_turns_that_no_graph_can_hold_are_timed_one_after_the_other(late_gpu, monkeypatch, error):
+def test_what_no_graph_can_hold_is_timed_with_events_one_after_the_other(late_gpu, monkeypatch, error):
     def refuse(*arguments, **options):
         raise error
 
     monkeypatch.setattr(measure, "_replays_by_turns", refuse)
-    monkeypatch.setattr(measure, "time_graph_replays", refuse)
     runs = {"short": late_gpu.queue(1), "long": late_gpu.queue(2)}
     spreads, how = measure.time_kernels_by_turns(runs, device=torch.device("cuda"), repeats=5)
     assert {name: (spread.median, spread.repeats) for name, spread in spreads.items()} == {
@@ -134,6 +123,7 @@ def test_runs_by_turns_that_no_graph_can_hold_are_timed_one_after_the_other(late
         "long": (2, 5),
     }
     assert how == "CUDA events"
+    assert time_kernel(runs["short"], device=torch.device("cuda"), repeats=5)[1] == how
 
 
 def test_runs_by_turns_of_a_cpu_are_timed_by_the_clock():
@@ -254,8 +244,8 @@ def test_an_isolated_time_has_neither_the_spin_kernel_nor_the_host():
         torch.cuda._sleep(100_000)
 
     spin()
-    back_to_back = time_graph_replays(spin, repeats=30)
     options = {"device": device, "repeats": 30}
+    back_to_back, _ = time_kernel(spin, **options)
     times, _ = time_isolated(spin, expected_ms=0.05, before={"": lambda: None}, **options)
     late = _times_behind_spin([lambda: (time.sleep(0.002), spin())], **options)
     for spread in (times[""], Spread.of(late[0])):
@@ -277,7 +267,7 @@ def test_a_late_host_has_no_part_in_times_back_to_back(late_gpu):
 
 @pytest.mark.parametrize(("work", "timer"), [(1, "CUDA graph replays"), (9, "CUDA graph replays"), (20, "CUDA events")])
 def test_the_work_of_the_gpu_chooses_the_timer_and_not_a_late_host(late_gpu, work, timer):
-    spread, how = measure.time_kernel(late_gpu.queue(work), device=torch.device("cuda"), repeats=6)
+    spread, how = time_kernel(late_gpu.queue(work), device=torch.device("cuda"), repeats=6)
     assert (spread.p10, spread.p90, how) == (work, work, timer)
     runs = {"short": late_gpu.queue(1), "other": late_gpu.queue(work)}
     spreads, how = measure.time_kernels_by_turns(runs, device=torch.device("cuda"), repeats=6)

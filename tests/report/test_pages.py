@@ -124,7 +124,7 @@ def test_plot_leaves_the_folder_of_the_recorded_figures_alone(run, tmp_path, mon
     ("arguments", "message"),
     [
         (("--set", "dim"), "write KEY=VALUE"),
-        (("--format", "gif"), "allowed are png, pdf, svg"),
+        (("--format", "gif"), "is not one of 'png', 'pdf', 'svg'"),
         (("nothing",), "no such figure"),
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from common.provenance import provenance
 from common.records import RUN_COLUMNS, Row
 
-PROVENANCE = provenance(torch.device("cpu")).model_dump() | {
+PROVENANCE = provenance(torch.device("cpu")) | {
     "device": "NVIDIA H200",
     "device_type": "cuda",
     "date": "2026-01-01T00:00:00Z",
@@ -50,5 +50,5 @@ def row(dataset: str, series: str, milliseconds: float | None, status: str = "ok
         "config_sha": "abc",
     }
     columns = PROVENANCE | values | changes
-    run = {name: columns[name] for name in RUN_COLUMNS if name != "run_id"}
+    run = {name: columns.get(name) for name in RUN_COLUMNS if name != "run_id"}
     return Row(**({**columns, "run_id": f"{hash(tuple(run.values())):x}"} | changes))

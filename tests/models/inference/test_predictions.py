@@ -5,7 +5,6 @@ import pytest
 import scipy.special
 import torch
 
-from common.places import check_folder
 from data import GraphMeta, LoadedGraph
 from models.inference.predictions import Form, check_forms, check_predictions_path, save_predictions
 
@@ -113,14 +112,9 @@ def test_classes_are_of_outputs_that_compete(contents, allowed):
             check_forms([Form.LOGITS, Form.CLASSES], of)
 
 
-@pytest.mark.parametrize("place", ["out.xlsx", "folder.npy", "file/new/out.npy"])
-def test_a_place_that_cannot_be_written_is_found_before_the_run(tmp_path, place):
-    (tmp_path / "folder.npy").mkdir()
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=f"--output {tmp_path}/"):
-        check_predictions_path(tmp_path / place)
-    check_folder("--output", tmp_path / "new" / "folder")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.npy"]
+def test_a_file_needs_a_known_suffix(tmp_path):
+    with pytest.raises(ValueError, match=r"with the suffix \.csv, \.npy, \.npz, \.pt is needed"):
+        check_predictions_path(tmp_path / "out.xlsx")
 
 
 def test_predictions_of_regression_are_no_logits(tmp_path):

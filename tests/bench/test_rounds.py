@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.timers import time_rounds, time_rounds_by_turns
+from bench.rounds import time_rounds, time_rounds_by_turns
 
 
 def timed(*rounds, first=None):
