@@ -180,7 +180,7 @@ def test_codes_are_traced_on_a_gpu_and_wrong_or_missing_ones_are_no_failure(tmp_
 
 
 def test_inputs_come_back_after_a_conversion_that_ran_out_of_memory(monkeypatch):
-    context = SimpleNamespace(loaded=SimpleNamespace(meta=SimpleNamespace(shape=(5, 5))), device=torch.device("cpu"))
+    context = SimpleNamespace(loaded=SimpleNamespace(meta=SimpleNamespace(num_nodes=5)), device=torch.device("cpu"))
     problem = Problem(context, Shape(1, 8), "none")
     before = problem.inputs(torch.float16)
     with monkeypatch.context() as patched:
