@@ -150,13 +150,16 @@ class GraphSet:
                 keeps their order.
 
         Raises:
-            ValueError: an id is outside 0 .. G - 1, there is none, or batch_size is below 1.
+            ValueError: an id is outside 0 .. G - 1, there is none, batch_size is below 1, or the seed is none.
         """
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size: got {batch_size!r}; an integer of 1 or more is needed")
         ids = self._checked(np.arange(len(self)) if ids is None else ids)
         if seed is not None:
-            ids = np.random.default_rng(seed).permutation(ids)
+            try:
+                ids = np.random.default_rng(seed).permutation(ids)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"seed: got {seed!r}; integers of 0 or more are needed, one or several") from error
         return (self.batch(ids[first : first + batch_size]) for first in range(0, ids.size, batch_size))
 
     def num_rows(self, ids: np.ndarray) -> int:
@@ -237,7 +240,10 @@ class GraphSet:
         return all(used <= room for used, room in zip(sums, (size.graphs, size.rows, size.edges), strict=True))
 
     def _checked(self, ids: "Ids") -> np.ndarray:
-        ids = np.asarray(ids)
+        try:
+            ids = np.asarray(ids)
+        except ValueError as error:
+            raise ValueError(f"ids: integers in one row are needed ({error})") from error
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             raise ValueError(
                 f"ids: got shape {ids.shape}, dtype {ids.dtype}; one integer or more is needed, in one row"

@@ -86,7 +86,7 @@ def checked_graph(
     """
     if not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"{place}: num_nodes is {num_nodes}; 1 to {MAX_NODES} are allowed")
-    check_rows(place, "edges", row.size, {"column": col, **(edata or {})})
+    check_rows(place, "edges", row.size, {"dst_li (the second column)": col, **(edata or {})})
     check_rows(place, "nodes", num_nodes, contents.get("ndata", {}))
     for end, ids in (("row (first column, src_li)", row), ("column (second column, dst_li)", col)):
         outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))

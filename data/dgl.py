@@ -35,7 +35,9 @@ def import_dgl() -> ModuleType:
     with warnings.catch_warnings(), ogb_offline():
         # Python 3.12 warns about escapes in DGL's docstrings when it compiles them.
         warnings.simplefilter("ignore", SyntaxWarning)
-        return importlib.import_module("dgl")
+        dgl = importlib.import_module("dgl")
+    dgl.graphbolt = sys.modules[GRAPHBOLT]  # as an import of the module sets it
+    return dgl
 
 
 @contextmanager

@@ -201,7 +201,7 @@ def _with_table(path: Path, table: Path, pairs: np.ndarray) -> CsrGraph:
     order = np.argsort(nodes["id"])
     if "label" in nodes:
         label = nodes["label"].fillna("-1").str.strip()
-        refuse(~label.str.fullmatch(r"-1|\d{1,6}"), "label", "classes from 0 are allowed")
+        refuse(~label.str.fullmatch(r"-1|\d{1,6}"), "label", "classes from 0 to 999999 are allowed")
         ndata["label"] = label.to_numpy(np.int64)[order]
     if "split" in nodes:
         part = nodes["split"].str.strip().map(SPLIT_WORDS)
@@ -245,6 +245,7 @@ def _read_npz(path: Path, selection: Selection) -> CsrGraph:
     if "format" in names:
         import scipy.sparse
 
+        _arrays(path, names & {"row", "col", "coords", "indices", "indptr", "offsets"})  # a conversion cuts floats off
         return matrix_graph(path, scipy.sparse.load_npz)
     for needed, optional in ((GRAPH, WITH_GRAPH), (COLLECTION, WITH_COLLECTION)):
         if names.issuperset(needed):
@@ -263,9 +264,11 @@ def _arrays(path: Path, names: Iterable[str]) -> Arrays:
     with reading(path), np.load(path, allow_pickle=False) as archive:
         require_memory("its arrays", sum(archive.zip.getinfo(f"{name}.npy").file_size for name in names))
         arrays = {name: archive[name] for name in names}
+        if wrong := [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]:
+            raise ValueError(f"{wrong[0]} is no array")
     for name in arrays.keys() - {"feat", "edge_feat", "graph_label"}:
         values = arrays[name]
-        if values.ndim != (name != "num_nodes") or values.dtype.kind not in "iu":
+        if (values.ndim != (name != "num_nodes") and name != "coords") or values.dtype.kind not in "iu":
             wanted = "one integer is" if name == "num_nodes" else "1-D integers are"
             raise ValueError(f"{path}: {name} has shape {values.shape}, dtype {values.dtype}; {wanted} needed")
         arrays[name] = as_integers(f"{path}: {name}", values)

@@ -136,6 +136,7 @@ def find_graph(
             raise ValueError(f"batch_size: got None (all graphs); the surrogate of {name} needs a number")
         return "synthetic", _surrogate(entry, root, selection)
     if entry.official.is_present(root):
+        entry.official.verify(root)
         return "official", entry.official.load(root, selection)
     if source == "auto" and local.is_file():
         return "file", read_graph(local, selection)

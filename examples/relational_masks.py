@@ -142,7 +142,7 @@ def main(count: int, cells: int, steps: int) -> None:
         for block in model[1:-1]:
             x = block(x, masks)
         error = mse_loss(model[-1](x).squeeze(2), value, reduction="none")
-        loss = (error * is_hidden).sum() / is_hidden.sum()
+        loss = (error * is_hidden).sum() / is_hidden.sum().clamp(min=1)  # a batch may have none
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -1,5 +1,6 @@
 """Base class of the official sources."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +48,19 @@ class OfficialSource(ABC):
     def is_present(self, root: Path) -> bool:
         return all(remote.target.exists() for remote in self.files(root))
 
+    def verify(self, root: Path) -> None:
+        """Raise a ValueError if a file has another hash than the published one, as far as that is known."""
+        for remote in self.files(root):
+            if remote.known_hash and not remote.member:  # else the hash is that of the archive
+                kind, _, known = remote.known_hash.partition(":")
+                with remote.target.open("rb") as file:
+                    found = hashlib.file_digest(file, kind).hexdigest()
+                if found != known:
+                    raise ValueError(
+                        f"{remote.target}: its {kind} is {found}, and that of the published file {known}: damaged, or "
+                        "another version; move it away and load again to download it"
+                    )
+
     def fetch(self, root: Path) -> None:
         """Download the missing files.
 
@@ -55,5 +69,7 @@ class OfficialSource(ABC):
         """
         for remote in self.files(root):
             if not remote.url and not remote.target.exists():
-                raise DatasetMissingError(f"{remote.target}: made by a script of the publisher, not by a download")
+                raise DatasetMissingError(
+                    f"{remote.target}: made by a script of the publisher, not by a download; data/README.md names it"
+                )
             fetch(remote.url, remote.target, remote.member, remote.known_hash)

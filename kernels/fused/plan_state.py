@@ -138,6 +138,8 @@ class Fused3SPlan:
 def check_numbers(numbers: list[int], graph: Any, device: torch.device) -> None:
     """Raise a ValueError if the planning kernels found ids of the graph out of range."""
     if numbers[PlanNumber.BAD_EDGE] or numbers[PlanNumber.BAD_OFFSET]:
+        if is_capturing(device):  # which cannot wait for the arrays
+            raise ValueError("graph: an offset or an id is out of range; a call outside of the capture names it")
         check_graph(graph, device)  # names them
         raise ValueError("graph: an offset or an id is out of range (its arrays were changed since it was planned)")
 

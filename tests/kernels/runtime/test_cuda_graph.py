@@ -292,3 +292,16 @@ def test_gpu_a_capture_right_after_planning_has_exact_sizes(mode):
     out.fill_(torch.nan)
     graph.replay()
     assert torch.equal(out, expected)
+
+
+@pytest.mark.gpu
+def test_gpu_a_capture_names_a_graph_whose_ids_are_out_of_range():
+    edge_index = torch.randint(3_000, (2, 20_000), device="cuda")
+    edge_index[0, 17] = 3_000
+    tensors = torch.randn(3, 3_000, 1, 64, device="cuda", dtype=torch.float16).unbind(0)
+    options = {"dtype": torch.float16, "head_dim": 64, "backend": "fused3s", "device": "cuda"}
+    plan = plan_attention(edge_index, shape=(3_000, 3_000), **options)
+    with pytest.raises(ValueError, match="outside of the capture names it"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        plan(*tensors)
+    with pytest.raises(ValueError, match="3000"):
+        plan(*tensors)
