@@ -105,11 +105,11 @@ class GraphSet:
         self.meta, self.labels, self.device = loaded.meta, loaded.labels, device or torch.device("cpu")
         self.sizes = loaded.graph_sizes.numpy()
         self._first_node = np.append(0, self.sizes.cumsum())
-        first_edge = indptr.numpy()[self._first_node].astype(np.int64)
-        self.edge_counts = np.diff(first_edge)
+        self._first_edge = indptr.numpy()[self._first_node].astype(np.int64)
+        self.edge_counts = np.diff(self._first_edge)
         features = loaded.node_data.get("feat", torch.empty(len(indptr) - 1, 0))
         arrays = {"indptr": indptr, "col": col, "features": compact(features)}
-        table = np.stack([self._first_node[:-1], self.sizes, first_edge[:-1], self.edge_counts])
+        table = np.stack([self._first_node[:-1], self.sizes, self._first_edge[:-1], self.edge_counts])
         arrays["table"] = torch.from_numpy(np.pad(table, ((0, 0), (0, 1))))  # the last column is no graph
         if "feat" in loaded.edge_data:
             arrays["edge_features"] = compact(loaded.edge_data["feat"])
@@ -174,12 +174,24 @@ class GraphSet:
         """
         import torch
 
-        # The host knows the sizes, so that nothing waits for them; no row or edge is padding.
-        size = BatchSize(len(ids), int(self.sizes[ids].sum()), int(self.edge_counts[ids].sum()))
-        found = self.padded(to_device(torch.from_numpy(ids), self.kept_on), size)
-        kept = ("indptr", "col", "features", "edge_features", "random_walk")
-        moved = {name: None if (part := getattr(found, name)) is None else self._to(part) for name in kept}
-        return GraphBatch(**moved, graph_starts=self._to(found.graph_starts[: len(ids)]))
+        sizes, counts = self.sizes[ids], self.edge_counts[ids]
+        # One copy brings all that the device needs to know; the host keeps the sums, so that nothing waits for them.
+        table = torch.from_numpy(np.stack([self._first_node[ids], sizes, self._first_edge[ids], counts]))
+        first_node, sizes_there, first_edge, counts_there = to_device(table, self.kept_on)
+        starts = sizes_there.cumsum(0) - sizes_there
+        nodes = _rows_of(first_node, sizes_there, starts, int(sizes.sum()))
+        edges = _rows_of(first_edge, counts_there, counts_there.cumsum(0) - counts_there, int(counts.sum()))
+        indptr, col = self._arrays["indptr"], self._arrays["col"]
+        degrees = (indptr[nodes + 1] - indptr[nodes]).long()
+        moved = torch.repeat_interleave(starts - first_node, counts_there, output_size=len(edges))
+        return GraphBatch(
+            indptr=self._to(torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])),
+            col=self._to(col[edges] + moved.to(col.dtype)),
+            features=self._part("features", nodes),
+            edge_features=self._part("edge_features", edges),
+            graph_starts=self._to(starts),
+            random_walk=self._part("random_walk", nodes),
+        )
 
     def padded(self, ids: "torch.Tensor", size: BatchSize) -> GraphBatch:
         """As `picked`, with shapes that depend on `size` alone: nothing waits, and a CUDA graph can capture it.
@@ -253,6 +265,9 @@ class GraphSet:
             raise ValueError(f"ids: got {outside[0]}; the set has the graphs 0 .. {len(self) - 1}")
         return ids.astype(np.int64, copy=False)
 
+    def _part(self, key: str, rows: "torch.Tensor") -> "torch.Tensor | None":
+        return self._to(self._arrays[key][rows]) if key in self._arrays else None
+
     def _to(self, array: "torch.Tensor") -> "torch.Tensor":
         return to_device(array, self.device)
 
@@ -287,3 +302,12 @@ def _gathered_rows(
     graph = torch.searchsorted(ends, row, right=True).clamp_(max=len(ends) - 1)
     is_used = row < ends[-1]
     return (row + moved[graph]).where(is_used, 0), graph, is_used
+
+
+def _rows_of(first: "torch.Tensor", counts: "torch.Tensor", starts: "torch.Tensor", total: int) -> "torch.Tensor":
+    """[total] rows of graphs that begin at row `first` and have `counts` rows, graph after graph; those before a graph
+    in the result are `starts`."""
+    import torch
+
+    moved = torch.repeat_interleave(first - starts, counts, output_size=total)
+    return torch.arange(total, device=first.device) + moved

@@ -111,9 +111,6 @@ def _known(name: str) -> Dataset:
 
 def _entry(name: str, fields: dict[str, Any]) -> Dataset:
     fields = _with_tuples(fields)
-    for kind in ("feature", "edge_feature"):  # columns of codes are counted by their cardinalities
-        if cardinalities := fields.get(f"{kind}_cardinalities"):
-            fields[f"{kind}_dim"] = len(cardinalities)
     official, surrogate = _made("sources", fields.pop("official"), "reader")(), fields.pop("synthetic", None)
     return Dataset(name=name, official=official, surrogate=surrogate, **fields)
 

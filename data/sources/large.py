@@ -49,8 +49,11 @@ class Igb(OfficialSource):
             edges = np.load(place, mmap_mode="r")
             label = _classes(_floats(folder / "paper" / "node_label_19.npy"))
             feat = _floats(folder / "paper" / "node_feat.npy", rows=label.size)
-            if edges.shape[1:] != (2,):
-                raise ValueError(f"edge_index has shape {edges.shape}; [E, 2] is needed")
+            if edges.ndim != 2 or edges.shape[1] != 2 or feat.shape[0] != label.size or feat.dtype != np.float32:
+                raise ValueError(
+                    f"edge_index has shape {edges.shape}, node_feat {feat.shape} of {feat.dtype}, node_label_19 "
+                    f"{label.shape}; [E, 2], float32 [N, F] and [N] are needed"
+                )
         ends = int(label.size * 0.6), int(label.size * 0.6) + int(label.size * 0.2)
         splits = dict(zip(PARTS, np.split(np.arange(label.size), ends), strict=True))
         return _graph(place, edges.T, self.url or str(place), {"feat": feat, "label": label}, splits)
