@@ -1,4 +1,5 @@
-"""Batches of graphs of a collection as CSR tensors on a device, also of one size, which a CUDA graph can capture."""
+"""Batches of graphs of a collection as CSR tensors on a device: slices where the graphs follow one another, else a
+gather; and gathers of one size, which a CUDA graph can capture."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -109,6 +110,7 @@ class GraphSet:
         self.edge_counts = np.diff(self._first_edge)
         features = loaded.node_data.get("feat", torch.empty(len(indptr) - 1, 0))
         arrays = {"indptr": indptr, "col": col, "features": compact(features)}
+        arrays["starts"] = torch.from_numpy(self._first_node)
         table = np.stack([self._first_node[:-1], self.sizes, self._first_edge[:-1], self.edge_counts])
         arrays["table"] = torch.from_numpy(np.pad(table, ((0, 0), (0, 1))))  # the last column is no graph
         if "feat" in loaded.edge_data:
@@ -165,6 +167,20 @@ class GraphSet:
     def num_rows(self, ids: np.ndarray) -> int:
         """Rows of the output for the graphs `ids` [B]: graphs of a graph task, nodes of a node task."""
         return len(ids) if self.meta.task == "graph" else int(self.sizes[ids].sum())
+
+    def slice(self, graphs: range) -> GraphBatch:
+        """Graphs that follow one another, queued on the current stream of the device."""
+        first, last = graphs.start, graphs.stop
+        node, last_node = self._first_node[[first, last]].tolist()
+        edge, last_edge = self._first_edge[[first, last]].tolist()
+        return GraphBatch(
+            indptr=self._part("indptr", slice(node, last_node + 1)).long() - edge,
+            col=self._part("col", slice(edge, last_edge)) - node,
+            features=self._part("features", slice(node, last_node)),
+            edge_features=self._part("edge_features", slice(edge, last_edge)),
+            graph_starts=self._part("starts", slice(first, last)) - node,
+            random_walk=self._part("random_walk", slice(node, last_node)),
+        )
 
     def picked(self, ids: np.ndarray) -> GraphBatch:
         """The graphs `ids` [B] in this order, queued on the current stream of the device.
@@ -265,7 +281,7 @@ class GraphSet:
             raise ValueError(f"ids: got {outside[0]}; the set has the graphs 0 .. {len(self) - 1}")
         return ids.astype(np.int64, copy=False)
 
-    def _part(self, key: str, rows: "torch.Tensor") -> "torch.Tensor | None":
+    def _part(self, key: str, rows: "slice | torch.Tensor") -> "torch.Tensor | None":
         return self._to(self._arrays[key][rows]) if key in self._arrays else None
 
     def _to(self, array: "torch.Tensor") -> "torch.Tensor":

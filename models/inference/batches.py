@@ -52,7 +52,7 @@ class AllBatches(Source):
         self.kept_on = self._graphs.kept_on
         count = len(self._graphs)
         self._ranges = [range(first, min(first + size, count)) for first in range(0, count, size)]
-        self._first = self._graphs.picked(np.array(self._ranges[0]))
+        self._first = self._graphs.slice(self._ranges[0])
         self._padded: PaddedBatches | None = None
         # One stream for all passes: torch keeps the memory of each stream apart. Its small kernels come first.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
@@ -169,7 +169,7 @@ def eager_passes(
     def prepared() -> Iterator[tuple[range, GraphInputs]]:
         for each in ranges:
             with torch.inference_mode(), torch.cuda.stream(stream):  # of the thread that takes the next batch
-                batch = graphs.picked(np.array(each))
+                batch = graphs.slice(each)
                 inputs = model.prepare_batch(batch, plan(pattern_of(batch)))
                 if stream:
                     stream.synchronize()  # the forward pass, on another stream, finds its inputs complete

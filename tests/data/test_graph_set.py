@@ -89,12 +89,18 @@ def test_batches_hold_each_graph_once():
     assert len(graph_set) == 10
 
 
-@pytest.mark.parametrize("task", ["graph", "node"])
-def test_rows_of_an_output_are_graphs_or_nodes(task):
-    graphs = random_graphs(2, True)
+@pytest.mark.parametrize(("task", "directed"), [("graph", True), ("node", False)])
+def test_batches_in_order_are_dgls_batches(task, directed):
+    graphs = random_graphs(2, directed)
+    first = np.cumsum([0, *(graph.num_nodes() for graph in graphs)]).tolist()
     graph_set = data.GraphSet(loaded_from(graphs, task))
-    rows = 3 if task == "graph" else sum(graphs[i].num_nodes() for i in (8, 0, 4))
-    assert graph_set.num_rows(np.array([8, 0, 4])) == rows
+    for each in (range(4), range(4, 8), range(8, 10)):
+        rows = len(each) if task == "graph" else first[each.stop] - first[each.start]
+        assert graph_set.num_rows(np.array(each)) == rows
+        batch = graph_set.slice(each)
+        assert batch.indptr.dtype == torch.int64
+        assert batch.features.dtype == (torch.int32 if directed else torch.uint8)
+        assert_is_batch(batch, graphs[each.start : each.stop])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -106,8 +112,6 @@ def test_picked_graphs_are_dgls_batch_of_them(monkeypatch, directed, kept_share,
     for ids in ([7, 0, 3, 0], [5], range(10)):
         found = batches.picked(np.array(ids))
         assert {array.device.type for array in vars(found).values() if array is not None} == {device}
-        assert found.indptr.dtype == torch.int64
-        assert found.features.dtype == (torch.int32 if directed else torch.uint8)
         assert_is_batch(found, [graphs[i] for i in ids])
 
 
