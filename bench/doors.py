@@ -262,6 +262,7 @@ def relational(device: torch.device, dtype: torch.dtype, contexts: int, cells: i
         options = {"dtype": dtype, "head_dim": dim, "num_heads": heads}
         masks = relational_masks.Masks(count, room, device, **options)
         masks.fill(*ids)
+        masks.check()
 
         def run(leaves: Leaves) -> Tensor:
             if is_new:
@@ -377,12 +378,12 @@ def side_rows(context: Context, case: Case, name: Name, small: Problem, problem:
     run = problem.sides[name]()
     cotangent = torch.ones_like(run(leaves))
 
-    def step() -> None:
-        torch.autograd.grad(run(leaves), list(leaves.values()), cotangent)
+    def step() -> Sequence[Tensor]:
+        return torch.autograd.grad(run(leaves), list(leaves.values()), cotangent)
 
-    def forward() -> None:
+    def forward() -> Sequence[Tensor]:
         with torch.no_grad():
-            run(leaves)
+            return [run(leaves)]
 
     forward()  # compiles, as `step` does
     step()
@@ -404,10 +405,17 @@ def side_rows(context: Context, case: Case, name: Name, small: Problem, problem:
     return [context.row(case, **each, **columns, note=note) for each in found]
 
 
-def captured(passes: Callable[[], None]) -> Callable[[], None]:
+def captured(passes: Callable[[], Sequence[Tensor]]) -> Callable[[], None]:
+    """A replay of the passes as one CUDA graph, whose results are those of an eager call."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        passes()
+        found = passes()
+    for each in found:
+        each.fill_(torch.nan)
+    graph.replay()
+    for each, expected in zip(found, passes(), strict=True):
+        if not (each - expected).norm() <= 1e-3 * expected.norm():
+            raise RuntimeError("a replay of the CUDA graph gives another result than an eager call")
     return graph.replay
 
 

@@ -57,7 +57,7 @@ def join_graphs(
         ValueError: an edge has an end that its graph does not have, or an array has another number of rows.
         MemoryError: the graph would not fit.
     """
-    check_rows(origin, "edges", int(edge_counts.sum()), {"column": ends, **(edata or {})})
+    check_rows(origin, "edges", int(edge_counts.sum()), {"u, v (edge_counts have the number)": ends, **(edata or {})})
     check_rows(origin, "nodes", int(sizes.sum()), ndata)
     first = np.array_equal(picked, np.arange(picked.size))  # a slice of the arrays, which is no copy of them
     nodes, edges = (

@@ -368,6 +368,7 @@ def test_planetoid(tmp_path, real_graph_dir, write_planetoid, monkeypatch, name)
     assert ours(loaded) == sorted(set(pairs(*other.edges())))
     for part, mask in (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask")):
         assert loaded.splits[part].tolist() == other.ndata[mask].nonzero()[:, 0].tolist()
+    monkeypatch.setitem(vars(data.info(name).official), "sha256", {})  # else each change is another hash
     for part, change, message in (
         (
             "tx",
@@ -465,10 +466,14 @@ class RunsCode:
         return os.mkdir, (str(self.place),)
 
 
-def test_planetoid_files_run_no_code(tmp_path, write_planetoid):
+def test_planetoid_files_of_another_hash_are_not_read(tmp_path, write_planetoid):
+    known = data.info("citeseer").official.sha256
     write_planetoid(tmp_path / "planetoid", "citeseer", np.arange(600), np.arange(600), 600)
     (tmp_path / "planetoid" / "ind.citeseer.x").write_bytes(pickle.dumps(RunsCode(tmp_path / "ran")))
     with pytest.raises(ValueError, match=r"cannot be read .*\.mkdir, which could run code"):
+        load("citeseer", tmp_path)
+    vars(data.info("citeseer").official)["sha256"] = known
+    with pytest.raises(ValueError, match=r"ind\.citeseer\.x: its sha256 is .*, and that of the published file d20de"):
         load("citeseer", tmp_path)
     assert not (tmp_path / "ran").exists()
 
