@@ -65,8 +65,8 @@ def check_classes(owner: str, labels: np.ndarray, num_classes: int) -> None:
     wrong = labels[(labels < -1) | (labels >= num_classes) | (labels % 1 > 0)]
     if wrong.size:
         raise ValueError(
-            f"{owner}: a label of {wrong[0]:.10g}; 0 to {num_classes - 1}, and -1 for unknown, are allowed: another "
-            "version of the data set, or another graph, which needs a name of its own"
+            f"{owner}: a label of {wrong[0]:.10g}; 0 to {num_classes - 1}, and -1 for unknown, are allowed. Under "
+            "the name of a registered data set it may be another version, or another graph, which needs its own name"
         )
 
 

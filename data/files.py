@@ -189,7 +189,9 @@ def _with_table(path: Path, table: Path, pairs: np.ndarray) -> CsrGraph:
         nodes = pd.read_csv(table, dtype=types, index_col=False, **options).dropna(how="all")
     if "id" not in nodes or nodes.empty:
         found = f"{len(nodes)} nodes with the columns {', '.join(map(str, nodes))}"
-        raise ValueError(f"{table}: holds {found}; a header with id, label, split or features, and nodes are needed")
+        raise ValueError(
+            f"{table}: holds {found}; a header with the column id is needed, label, split and features are optional"
+        )
     refuse(~nodes["id"].str.fullmatch(r"\s*\d{1,18}\s*", na=False), "id", "an integer of 0 or above is needed")
     nodes["id"] = nodes["id"].astype(np.int64)
     refuse(nodes["id"].duplicated(), "id", "and so is that of an earlier line")

@@ -384,7 +384,7 @@ def _choose(name: str, device: torch.device, inputs: InputSpec, reorder: str) ->
     check_word("backend", name, ("auto", *REGISTRY))
     backend = REGISTRY[name]
     if reason := why_unavailable(backend, device):
-        raise BackendUnavailableError(f"backend {name} cannot run: {reason}")
+        raise BackendUnavailableError(f"backend {name} cannot run: {reason}; backend='auto' takes the fastest that can")
     if reason := unsupported(backend):
         raise ValueError(f"backend: {name} cannot run this: {reason}")
     return backend

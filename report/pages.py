@@ -21,8 +21,8 @@ RESULTS = """# Results
 
 Written by `scripts/report.py` from the recorded CSVs ([what they are](README.md)). Means are geometric. "real / all":
 over real graphs / with surrogate and synthetic graphs too, each with its number. Real graphs come from the official
-source, or have its edges (`report/graphs.yaml`); data sets with the same edges count once. A time whose output is
-`wrong` is in no mean or ratio, nor is one marked `~`, which the host disturbed. Real graphs end at 2.7 million edges.
+source, or have its edges (`report/graphs.yaml`); data sets with the same edges count once. No mean or ratio has a time
+whose output is `wrong`, or one marked `~`, which the host disturbed. Real graphs end at 2.7 million edges.
 Other tables and figures: `scripts/report.py --table NAME`, `scripts/plot.py NAME --set dim=64`. Training steps of
 layers are in [limits](../docs/limits.md), the paper's claims in [CLAIMS.md](CLAIMS.md).
 """

@@ -30,9 +30,7 @@ class Dropout:
 
     def __post_init__(self) -> None:
         if not 0 < finite_number("dropout", self.rate) <= 1:
-            raise ValueError(
-                f"dropout: got {self.rate}; a rate above 0 and up to 1 is needed, or 0 in place of a Dropout"
-            )
+            raise ValueError(f"dropout: got {self.rate}; rates from 0 to 1 are allowed, 0 without the class Dropout")
 
     @property
     def threshold(self) -> int:

@@ -367,7 +367,7 @@ def test_a_table_of_nodes(tmp_path, ending):
         (["id,split", "0,trian", "1,test"], "line 2: split is 'trian'; allowed are train, valid"),
         (["id,split", "0,train", "0,test"], "line 3: id is '0'; and so"),
         (["id,x", "0,1", "1e0,1"], "line 3: id is '1e0'; an integer"),
-        (["node,x", "0,1"], "holds 1 nodes with the columns node, x; a header with id"),
+        (["node,x", "0,1"], "holds 1 nodes with the columns node, x; a header with the column id"),
         (["id,x"], "holds 0 nodes"),
         (["id,x", "0,1"], "has the node id 1, which .*a.nodes.csv lacks"),
         (["id,x", "0,1,5,6,7", "1,1"], "cannot be read"),

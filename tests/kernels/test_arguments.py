@@ -112,7 +112,7 @@ def test_plans(arguments, error, message):
         ({"edges": row_term(NESTED)}, ValueError, "a: got a nested tensor"),
         ({"dropout": "0.5"}, TypeError, "dropout: got '0.5'; a number"),
         ({"dropout": torch.ones(2)}, TypeError, "dropout: got .*; a number"),
-        ({"dropout": 1.5}, ValueError, "dropout: got 1.5; a rate above 0 and up to 1"),
+        ({"dropout": 1.5}, ValueError, "dropout: got 1.5; rates from 0 to 1 are allowed"),
         ({"dropout": math.nan}, ValueError, "dropout: got nan"),
         (seeded(1 << 63), ValueError, "dropout.seed: got 9223372036854775808; an integer of 64 bits"),
         (seeded(1.5), TypeError, r"dropout.seed: got float; an int, an int64 tensor \[1\] or None is needed"),
