@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from common.records import NONE, OUTCOME, RUN_COLUMNS, Row, read_rows
+from common.records import KEY, NONE, Row, read_rows
 from configs import load
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent
-# A later row with the same values in these columns supersedes an earlier one.
-OTHERS = {*RUN_COLUMNS, *OUTCOME, "config", "config_sha", "data_source", "nodes", "graphs", "work"}
-IDENTITY = ["device", *(name for name in Row.model_fields if name not in OTHERS)]
+# As KEY; a row also supersedes one of other code, of other settings, or of another source of the same edges.
+IDENTITY = [name for name in KEY if name not in ("sources", "config_sha", "data_source", "nodes", "graphs", "work")]
 REORDERED = {NONE: "", "auto": "+reorder"}
 
 
