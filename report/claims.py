@@ -135,7 +135,9 @@ def headlines(findings: Mapping[str, Finding]) -> str:
         for claim in chosen
     ]
     caption = (
-        "Headline claims: the authors' codes, and re-implementations (`fused3s_paper`, baselines); geometric means."
+        "Headline claims: times of baselines over those of the paper's kernel, of the authors' codes and of "
+        "re-implementations (`fused3s_paper`, baselines); geometric means. [CLAIMS.md](results/CLAIMS.md) has GPUs and "
+        "commits."
     )
     head = ["claim", "the paper", "the authors' codes", "re-implementations", "verdict"]
     return f"{caption}\n\n{markdown(head, lines)}"
