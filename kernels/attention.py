@@ -160,7 +160,9 @@ def plan_attention(
     except TypeError:  # an invalid or unhashable option: the uncached call raises the right error
         inputs = _checked_inputs.__wrapped__(*options)
     if isinstance(graph, KeyLists) and edge_data:
-        raise ValueError("edge_data: got True, but KeyLists have no edge data; plan an edge_index of the same edges")
+        raise ValueError(
+            "edge_data, edges: given, but KeyLists have no edge data; plan an edge_index of the same edges"
+        )
     if num_lists > 1 and method != "none":
         raise ValueError(f"reorder: got {method!r}, but lists for each KV head keep their order; 'none' is needed")
     if (method, backend) == ("auto", "auto") and not _can_reorder(device):

@@ -101,7 +101,7 @@ def _entry(checksum: str) -> bytes:
 def _read(path: Path) -> dict[str, Tensor]:
     """The state dict of a file."""
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
+        raise CheckpointError(f"{path}: no such file; weights are a file that scripts/train.py has written")
     if path.suffix == ".safetensors":
         return read_safetensors(path)[0]
     try:

@@ -85,7 +85,10 @@ def labels_of(loaded: LoadedGraph) -> tuple[Tensor, str]:
     """
     name = loaded.meta.name
     if loaded.labels is None:
-        raise ValueError(f"{name}: has no labels ({loaded.meta.source}: {loaded.meta.origin})")
+        raise ValueError(
+            f"{name}: has no labels ({loaded.meta.source}: {loaded.meta.origin}); a file of your own needs them as "
+            "docs/datasets.md says"
+        )
     labels, metric = loaded.labels, loaded.metric
     if metric is None and labels.dim() == 1 and not labels.is_floating_point():
         metric = "accuracy"

@@ -124,7 +124,7 @@ def read_about(path: Path) -> TrainedWeights | None:
         CheckpointError: the file is missing or damaged.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
+        raise CheckpointError(f"{path}: no such file; weights are a file that scripts/train.py has written")
     if path.suffix != ".safetensors":
         return None
     _, texts = read_safetensors(path)

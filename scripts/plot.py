@@ -63,7 +63,9 @@ def main(
             count += 1
         if not count:
             names = ", ".join(sorted({*rows["device"]}))
-            raise ValueError(f"{results}: nothing to draw; --device names one of: {names}")
+            raise ValueError(
+                f"{results}: nothing to draw; its rows are of {names}; docs/benchmarks.md has the commands that measure"
+            )
 
 
 def read_change(text: str) -> tuple[str, str | int]:

@@ -68,7 +68,10 @@ def print_tables(data: Data, names: list[str]) -> None:
     if unknown := [name for name in names if name not in TABLES]:
         raise ValueError(f"--table {', '.join(unknown)}: no such table; there are {', '.join(TABLES)}")
     for name in names:
-        print(render(data, name) or f"{name}: its rows were not recorded")
+        print(
+            render(data, name)
+            or f"{name}: its rows were not recorded; docs/benchmarks.md has the commands that measure"
+        )
 
 
 def has_bytes(path: Path, content: bytes) -> bool:

@@ -164,7 +164,7 @@ def test_ids_out_of_range_stay_out_of_range(entry):
         (0, {"shape": None}, ValueError, "shape: KeyLists has no shape of its own"),
         (0, {"shape": (7, 1 << 30)}, ValueError, "KeyLists: got 2 lists .* 1073741822 queries and keys are allowed"),
         (0, {"num_kv_heads": 1}, ValueError, "num_kv_heads: got 1, but the key lists are for 2 KV heads"),
-        (0, {"edge_data": True}, ValueError, "edge_data: got True, but KeyLists have no edge data"),
+        (0, {"edge_data": True}, ValueError, "edge_data, edges: given, but KeyLists have no edge data"),
         (0, {"reorder": "communities"}, ValueError, "reorder: got 'communities', but lists for each KV head"),
     ],
 )
