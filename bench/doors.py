@@ -19,9 +19,9 @@
 
 The relational sides also run in CUDA graphs (launch `cuda_graph`), since the host bounds their steps. `plan` is
 "rebuilt" where the masks are made anew in every pass. `region` is "forward", without gradients, or "step", the forward
-pass and all gradients. `peak_memory` is that of torch's allocator, inputs included. Errors are those of a small
-instance against the same formula in float64: the largest of a row of the output, and in the note the largest of a
-gradient, norm over norm.
+pass and all gradients. `peak_memory` is that of torch's allocator in an eager step, inputs included. Errors are those
+of a small instance against the same formula in float64: the largest of a row of the output, and in the note the largest
+of a gradient, norm over norm.
 """
 
 import gc
@@ -388,14 +388,11 @@ def side_rows(context: Context, case: Case, name: Name, small: Problem, problem:
     forward()  # compiles, as `step` does
     step()
     reset_peak_memory(device)
+    step()
+    memory = peak_memory_mib(device) - others / 2**20
     passes = {"step": step, "forward": forward}
     if case.launch == GRAPH:
-        passes["step"] = captured(step)
-    else:
-        step()
-    memory = peak_memory_mib(device) - others / 2**20
-    if case.launch == GRAPH:
-        passes["forward"] = captured(forward)
+        passes = {region: captured(one) for region, one in passes.items()}
     peak = Spread.of([memory]).columns() | {"metric": "peak_memory", "unit": "MiB"}
     found = []
     for region, one in passes.items():
