@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import log
@@ -463,8 +463,24 @@ def _of_several(verdicts: Sequence[str]) -> str:
     return YES if {*verdicts} == {YES} else of_all(some, len(verdicts)) if some < len(verdicts) else PART
 
 
-PREDICATES = {name.removeprefix("judge_"): one for name, one in vars().copy().items() if name.startswith("judge_")}
-del PREDICATES["summary"]
+PREDICATES: dict[str, Callable[..., Finding]] = {
+    "near": judge_near,
+    "holds": judge_holds,
+    "less": judge_less,
+    "small": judge_small,
+    "status": judge_status,
+    "fits": judge_fits,
+    "error": judge_error,
+    "balance": judge_balance,
+    "bandwidth": judge_bandwidth,
+    "by_width": judge_by_width,
+    "overflow": judge_overflow,
+    "losses": judge_losses,
+    "blocks": judge_blocks,
+    "values": judge_values,
+    "formats": judge_formats,
+    "tiles": judge_tiles,
+}
 
 
 def judged(kind: str, data: Data, spec: Spec, folder: Path = Path()) -> Finding:
