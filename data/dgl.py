@@ -36,7 +36,8 @@ def import_dgl() -> ModuleType:
         # Python 3.12 warns about escapes in DGL's docstrings when it compiles them.
         warnings.simplefilter("ignore", SyntaxWarning)
         dgl = importlib.import_module("dgl")
-    dgl.graphbolt = sys.modules[GRAPHBOLT]  # as an import of the module sets it
+    if GRAPHBOLT in sys.modules:
+        dgl.graphbolt = sys.modules[GRAPHBOLT]  # an import sets it for its own modules alone
     return dgl
 
 
