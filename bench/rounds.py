@@ -32,7 +32,7 @@ class Rounds:
 
     @property
     def warning(self) -> str:
-        """End of a note that tells how much the rounds of a disturbed time differ; empty for other times."""
+        """Suffix for the note of a disturbed time: the range of its medians. Empty if the rounds agree."""
         if not self.disturbed:
             return ""
         return f"; medians of {len(self.medians)} rounds from {min(self.medians):.3g} to {max(self.medians):.3g} ms"

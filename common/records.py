@@ -40,12 +40,12 @@ Number = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
 class Row(BaseModel):
     """One measured value, with everything needed to measure it again; results/README.md explains each column.
 
-    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a
-    pass of a kernel (forward, backward), a step or epoch of a
-    training run, or the batches of a collection. `disturbed` says that repeated medians of a run disagreed
-    (`bench.rounds`), or that an eager run took HOST_BOUND times as long as its CUDA graph: such a time depends on the
-    host and is no evidence. `relative_error` is the norm of the difference from the reference over the norm of the
-    reference (of a whole model as in `models.inference.agreement.compare`), blank if status is unchecked.
+    `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a pass of a
+    kernel (forward, backward), a step or epoch of a training run, or the batches of a collection. `disturbed` says that
+    repeated medians of a run disagreed (`bench.rounds`), or that an eager run took HOST_BOUND times as long as its CUDA
+    graph: such a time depends on the host and is no evidence. `relative_error` is the norm of the difference from the
+    reference over the norm of the reference (of a whole model as in `models.inference.agreement.compare`), blank if
+    status is unchecked.
 
     The fields before `bench` are the provenance of a run, one process on one device; unknown ones are "none". `sources`
     is a hash of the code that a time depends on, empty in runs from before it was recorded.
