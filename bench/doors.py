@@ -160,9 +160,13 @@ def weather(device: torch.device, dtype: torch.dtype, nlat: int, cutoff: float) 
         return run
 
     def triton() -> Run:
-        if reason := REGISTRY["anemoi"].unavailable(device):
-            raise fused3s.BackendUnavailableError(reason)
-        from anemoi.models.triton.gt import graph_transformer_attention
+        if device.type != "cuda":
+            raise fused3s.BackendUnavailableError(f"its Triton kernel runs on a GPU, and these tensors are on {device}")
+        try:
+            from anemoi.models.triton.gt import graph_transformer_attention
+        except ImportError as error:
+            hint = "pip install --no-deps anemoi-models"
+            raise fused3s.BackendUnavailableError(f"anemoi-models cannot be imported ({error}); {hint}") from error
 
         (source, query), starts = ends, torch.arange(nodes + 1, device=device)
         by_source = source.argsort(stable=True)

@@ -11,7 +11,7 @@
 A row of plan "fixed" contains neither its format nor the binding of edge data to the plan. Inputs and edge data are
 normal random numbers. Every row of the output is compared with float64 before a time is kept. With a fixed plan each
 case also records its peak memory and the bytes of `bench.traffic`; rates are computed when drawing. Benchmark "codes",
-of the authors' codes and ours, records the sum of the durations of a run's kernels as well.
+of the authors' codes and ours, records the sum of the durations of a run's kernels alone.
 """
 
 from collections.abc import Callable
@@ -45,14 +45,12 @@ from common.timers import (
     time_kernel,
     time_passes,
 )
-from configs.bench import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape, edge_kind
+from configs.bench import NO_EDGES, REORDERED, SWITCHES, BenchConfig, Shape
 from fused3s.graph.csr import CSRPattern
 from fused3s.graph.edges import canonical_csr, rows_of_edges
 from fused3s.runtime.cuda_graph import CaptureError
 from fused3s.runtime.jit import get_kernel
 
-ANEMOI = "anemoi"  # reads an edge tensor [nnz, H, d], which is made before timing
-ANEMOI_EDGES = "low_rank"  # the kind of edge data that it takes
 TRACES = 5  # passes whose kernels are summed
 REBUILT_MS = 1000.0  # a call that builds its format is repeated for so long, but at least LONG_REPEATS times
 
@@ -67,6 +65,8 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
         for edges in config.edges:
             same_inputs = [kernel_case(name, shape, config, edges) for name in config.backends]
             found += sorted(same_inputs, key=lambda case: case.dtype == "float32")
+    if config.measure == "codes":
+        return [replace(case, metric="kernel_time", launch=NONE, plan=NONE) for case in found]
     return [replace(case, **as_planned[plan]) for case in found for plan in config.plans]
 
 
@@ -93,7 +93,7 @@ def measure(context: Context, case: Case) -> list[Row]:
     on_gpu = context.device.type == "cuda"  # the peak of a CPU is of the whole process
     besides = torch.cuda.memory_allocated(context.device) - sum(tensor.nbytes for tensor in inputs) if on_gpu else 0
     given = (case, context.pattern, context.device, context.config.scale_of(case.dim))
-    attention = plan(*given, problem.edges) if case.plan == "fixed" else replan(*given)
+    attention = replan(*given) if case.plan == "rebuilt" else plan(*given, problem.edges)
 
     def run() -> torch.Tensor:
         return attention(*inputs)
@@ -105,13 +105,13 @@ def measure(context: Context, case: Case) -> list[Row]:
     checked = checked_columns(error, dtype)
     if case.plan == "rebuilt":
         return [_rebuilt_time(context, case, run, checked)]
+    if case.metric == "kernel_time":
+        return [_kernel_time(context, case, run, checked)]
     rows = _fixed_times(context, case, run, checked, graph)
     untimed = replace(case, launch=NONE, plan=NONE)
     note = "inputs, format and one run; torch's allocator"
     peak = Spread.of([memory]).columns()
     rows.append(context.row(untimed, metric="peak_memory", unit="MiB", **peak, **checked, note=note))
-    if context.config.measure == "codes" and on_gpu:
-        rows.append(kernel_time_row(context, untimed, run, checked))
     columns = graph.gathered_columns
     if case.kv_heads:
         columns = gathered_columns(context.pattern, case.heads // case.kv_heads)
@@ -124,14 +124,11 @@ def measure(context: Context, case: Case) -> list[Row]:
     return rows + [byte_row(context, untimed, metric, size) for metric, size in traffic.items()]
 
 
-def kernel_time_row(context: Context, untimed: Case, run: Callable, checked: dict[str, Any]) -> Row:
+def _kernel_time(context: Context, case: Case, run: Callable[[], torch.Tensor], checked: dict[str, Any]) -> Row:
     """The sum of the durations of the kernels of a run, from a trace: no launch is part of it."""
-    note = "sum of the durations of a run's kernels"
-    try:
-        traced = Spread.of([trace_gpu(run).kernel_ms for _ in range(TRACES)])
-    except RuntimeError as error:  # no access to the GPU's counters: the other rows stand
-        return context.failed(untimed, error, metric="kernel_time", note=note)
-    return context.row(untimed, metric="kernel_time", **traced.columns(), **checked, note=note)
+    traced = Spread.of([trace_gpu(run).kernel_ms for _ in range(TRACES)])
+    note = f"sum of the durations of a run's kernels; scale {context.config.scale_of(case.dim):g}"
+    return context.row(case, **traced.columns(), **checked, note=note)
 
 
 def byte_row(context: Context, untimed: Case, metric: str, size: int) -> Row:
@@ -253,8 +250,6 @@ def refuse_impossible(case: Case, device: torch.device) -> None:
     if case.edges != NO_EDGES:
         if case.variant != "none" or not backend.takes_edges:
             raise UnsupportedInputsError("it takes no edge data")
-        if case.backend == ANEMOI and edge_kind(case.edges)[0] != ANEMOI_EDGES:
-            raise UnsupportedInputsError(f"of edge data it takes {ANEMOI_EDGES} alone")
         if case.plan == "rebuilt":
             raise UnsupportedInputsError("edge data is bound to a plan that is kept")
     if case.plan == "rebuilt" and case.order != "none":
@@ -280,8 +275,6 @@ def plan(
     inputs |= {"num_kv_heads": case.kv_heads} if case.kv_heads else {}
     planned = fused3s.plan_attention(pattern, backend=case.backend, device=device, reorder=case.order, **inputs)
     bound = edges.to(case.torch_dtype).bind(planned) if edges else {}
-    if bound and case.backend == ANEMOI:
-        REGISTRY[ANEMOI].keep_edge_tensor(bound["edges"])
     return lambda q, k, v: planned(q, k, v, scale=scale, out_dtype=out_dtype, **bound)
 
 

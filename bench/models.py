@@ -1,10 +1,8 @@
 """Times of whole forward passes on a graph: widths, attention backends, and ways to run the model around them.
 
 All layers outside attention have the precision of the configuration, whatever the backend; "tf32" is float32 under
-torch.set_float32_matmul_precision("high"), in rows out_dtype tf32. By default a backend that computes in another type
-gets its queries, keys and values cast, and its output cast back; the casts count as its time. With `projection:
-attention` the projection writes the type that the backend reads (`bench.projection`), in rows variant
-typed_projection.
+torch.set_float32_matmul_precision("high"), in rows out_dtype tf32. The projection writes q, k and v in the type that
+the backend reads (`bench.projection`); an output of another type than the layers' is cast, in the time of attention.
 
 All cases of a width have the same weights. Logits are compared with those of a slow backend in float32 before a time
 is kept.
@@ -23,14 +21,13 @@ from bench.precision import matmul_precision
 from bench.projection import with_compiled_blocks, with_projection
 from bench.rounds import Rounds, time_rounds
 from bench.runner import Case, Context, UnsupportedInputsError, classify
-from common.records import HOST_BOUND, NONE, Row, key
+from common.records import HOST_BOUND, Row, key
 from common.timers import Spread, pass_times, times_inside
 from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
 from models.inference.agreement import compare
 from models.inference.attention_time import time_attention
 
-TYPED_PROJECTION = "typed_projection"
 TF32 = "tf32"
 ANY_TYPE = ("pyg",)  # of the backends that compute in float32: it takes 16 bits without a conversion
 # With more multiplications per block the float64 backend takes seconds a pass; float32 also checks float16.
@@ -42,12 +39,11 @@ FAST_REFERENCES = ("csr_unfused", "dfgnn_tiling")  # the first that is not the b
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
     """Of a backend the CUDA graphs first: an eager time is compared with them."""
     found = []
-    variant = TYPED_PROJECTION if config.projection == "attention" else NONE
     for precision in config.precisions:
         dtype = "float32" if precision == TF32 else precision
         for shape in config.head_shapes:
             case = Case("", "model", shape.width, dtype, precision, blocks=config.blocks)
-            case = replace(case, heads=shape.heads, variant=variant)
+            case = replace(case, heads=shape.heads)
             for backend, modes in config.modes.items():
                 ways = [mode.partition("+") for mode in modes]
                 for dense, _, launch in sorted(ways, key=lambda way: way[2] != "graph"):
@@ -73,7 +69,7 @@ def measure(context: Context, case: Case) -> list[Row]:
 def _rows(context: Context, case: Case, width: "Width", attention: Attention) -> list[Row]:
     captured, device, config = case.launch == "cuda_graph", context.device, context.config
     dtype = computed_dtype(case)
-    model = width.model(case.torch_dtype, dtype if case.variant == TYPED_PROJECTION else None)
+    model = width.model(case.torch_dtype, dtype)
     if case.launch == "compiled":
         with torch.inference_mode(False):  # as for `Width.model`
             model = with_compiled_blocks(model)
@@ -216,8 +212,7 @@ class Width:
 
 def computed_dtype(case: Case) -> torch.dtype:
     """Type that the attention of a case computes in."""
-    takes_model = case.variant == TYPED_PROJECTION and case.backend in ANY_TYPE
-    return case.torch_dtype if takes_model else attention_dtype(case.backend, case.torch_dtype)
+    return case.torch_dtype if case.backend in ANY_TYPE else attention_dtype(case.backend, case.torch_dtype)
 
 
 def attention_of(width: Width, case: Case) -> Attention:
@@ -242,10 +237,10 @@ def is_tf32(case: Case) -> bool:
 
 
 def cast(attention: Attention, dtype: torch.dtype, model_dtype: torch.dtype) -> Attention:
-    """`attention` computed in `dtype`, for q, k and v of any type, and an output in that of the layers."""
+    """`attention` of q, k and v in `dtype`, with an output in the type of the layers."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, out_dtype: torch.dtype) -> Tensor:
         written = written_dtype(dtype, model_dtype)
-        return attention(q.to(dtype), k.to(dtype), v.to(dtype), scale=scale, out_dtype=written).to(model_dtype)
+        return attention(q, k, v, scale=scale, out_dtype=written).to(model_dtype)
 
     return attend

@@ -49,7 +49,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "backward": _KERNELS | {"shapes": ..., "scale": "rsqrt_dim", "out_dtype": "input"},
     "sm_active": _KERNELS,
     "end_to_end": {"graphs": ..., "modes": ..., "shapes": ONE_HEAD, "blocks": 10, "precisions": ("float16",)}
-    | {"projection": "layers", "repeats": 10, "budget_ms": 50.0, "seed": 0},
+    | {"repeats": 10, "budget_ms": 50.0, "seed": 0},
     "layers": {"workloads": ..., "graphs": (), "shapes": ("8x16",), "blocks": 3}
     | {"precisions": ("float32", "autocast", "bfloat16"), "repeats": 3, "budget_ms": 150.0, "seed": 0}
     | {"pool": 8, "steps": 8, "launches": ("eager",)},
@@ -166,9 +166,6 @@ class BenchConfig(Section):
         default=0, ge=0, le=1000
     )  # of the model; of layers, workloads with samples have as many as those
     precisions: Annotated[tuple[Precision, ...], List] = ()  # of the layers outside attention
-    # layers: q, k and v come in the precision of the layers, and a backend of another type casts them in its own time.
-    # attention: they come in the type that the backend reads (`bench.projection`).
-    projection: Literal["layers", "attention"] = "layers"
     workloads: dict[str, Workload] = Field(default={})
     method: Literal["metis", "contiguous"] = "metis"  # of partitions, which are kept below root/parts
     # Of passes of several ranks: eager, cuda_graph. Of steps of layers: eager, compiled, reduce_overhead.

@@ -14,7 +14,7 @@ from report.engine import COUNTED, DISTURBED, PAIR, Data, Where, by_graph, mean,
 
 Cell = Callable[[Data, Where], str]
 HASH = ["data_sha256"]
-REAL, MEASURED = {"kind": "real"}, {"kind": ["real", "surrogate"]}
+REAL = {"kind": "real"}
 NAMES = {"float16": "fp16", "float32": "fp32"}
 
 
@@ -58,12 +58,11 @@ def over(
     text: Callable[[pd.DataFrame], str] | None = None,
     by: Sequence[str] = PAIR,
     form: str = ".2f",
-    newest: bool = False,
 ) -> Cell:
     """`text` of the pairs that the host did not disturb; by default the ratio theirs / ours of a single pair."""
 
     def cell(data: Data, line: Where) -> str:
-        found = quiet(data.pairs(line, ours, theirs, by, newest=newest))
+        found = quiet(data.pairs(line, ours, theirs, by))
         if text:
             return text(found)
         return f"{found['ratio'].iloc[0]:{form}}" if len(found) == 1 else "-"
@@ -96,7 +95,7 @@ least = partial(largest, end=pd.Series.idxmin)
 
 
 def graphs(data: Data, where: Where, among: Where | None = None) -> dict[str, Where]:
-    """`where` on each graph that has rows: single ones, batches, surrogates last, by edges."""
+    """`where` on each graph that has rows: real ones first, single ones before batches, by edges."""
     found = data.pick(where | (among or {}))
     found = found.assign(last=found["kind"] != "real")
     found = found.sort_values(["last", "batch", "nnz"], ascending=[True, False, True]).drop_duplicates("data_sha256")

@@ -5,7 +5,7 @@ published times). Rows whose output is `wrong` never count, nor do times that th
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -37,7 +37,7 @@ class Data:
         every = with_published(pd.concat([rows, derived_rows(rows)], ignore_index=True))
         self.benches = dict(iter(every.groupby("bench")))
         self.empty = every.iloc[:0]
-        self.no_pairs = self.empty.assign(ratio=0.0, low=0.0, high=0.0, noisy=False, theirs=0.0)
+        self.no_pairs = self.empty.assign(ratio=0.0, low=0.0, high=0.0, noisy=False, wrong=False, theirs=0.0)
         kinds = dict(zip(rows["device"], rows["device_type"], strict=True))
         self.device = device and _named(device, kinds)
         self.device_type = kinds.get(self.device, "cuda")
@@ -56,14 +56,13 @@ class Data:
             self.only = None
         return found
 
-    def pick(self, where: Where, *, newest: bool = False) -> pd.DataFrame:
-        """Rows of one device by number of edges: of the one that `where` names, else of the one with most of them, or
-        with the newest one.
+    def pick(self, where: Where) -> pd.DataFrame:
+        """Rows of one device by number of edges: of the one that `where` names, else of the one with most of them.
 
         Raises:
             ValueError: a key of `where` is no column.
         """
-        found = self._of_device(self._rows_of(where), where, newest)
+        found = self._of_device(self._rows_of(where), where)
         self._use(found)
         return found
 
@@ -71,11 +70,10 @@ class Data:
         rows = self.benches.get(where["bench"], self.empty)
         return select(rows, {"device_type": self.device_type, **where})
 
-    def _of_device(self, found: pd.DataFrame, where: Where, newest: bool, device: str | None = None) -> pd.DataFrame:
+    def _of_device(self, found: pd.DataFrame, where: Where, device: str | None = None) -> pd.DataFrame:
         devices, device = found["device"], self.only or device
         if device is None and devices.nunique() > 1:
-            usual = found.loc[found["date"].idxmax(), "device"] if newest else devices.mode().iloc[0]
-            device = self.device if self.device in {*devices} else usual
+            device = self.device if self.device in {*devices} else devices.mode().iloc[0]
         if "device" not in where:
             found = found if device is None else found[devices == device]
             self.chosen.update(found["device"])
@@ -90,7 +88,7 @@ class Data:
         Raises:
             ValueError: two of them have the same `by`: `where` does not tell them apart.
         """
-        return _counted(self.pick(where), where, by)
+        return _counted(self.pick(where), where, by, COUNTED)
 
     def pairs(
         self,
@@ -100,20 +98,21 @@ class Data:
         by: Sequence[str] = PAIR,
         *,
         across: bool = False,
-        newest: bool = False,
+        statuses: Collection[str] = COUNTED,
     ) -> pd.DataFrame:
-        """Rows of `ours` with the columns ratio (theirs over ours), low and high (between the percentiles) and noisy.
+        """Rows of `ours` with the columns ratio (theirs over ours), low and high (between the percentiles), noisy and
+        wrong (of either side).
 
-        Both sides are laid over `where`, and are of one device unless `across`; `by` identifies a pair. Without a row
-        unless each d of a list of several has a pair: a mean over fewer is another quantity.
+        Both sides are laid over `where`, are of one device unless `across`, and have one of `statuses`; `by` identifies
+        a pair. Without a row unless each d of a list of several has a pair: a mean over fewer is another quantity.
         """
         ours, theirs = {**where, **ours}, {**where, **theirs}
         mine, other = self._rows_of(ours), self._rows_of(theirs)
         if mine.empty or other.empty:
             return self.no_pairs
         device = None if across else self._device_of_both(mine["device"], other["device"])
-        mine = _counted(self._of_device(mine, ours, newest, device), ours, by)
-        other = _counted(self._of_device(other, theirs, newest, device), theirs, by)
+        mine = _counted(self._of_device(mine, ours, device), ours, by, statuses)
+        other = _counted(self._of_device(other, theirs, device), theirs, by, statuses)
         both = mine.index.intersection(other.index, sort=False)
         mine, other = mine.loc[both], other.loc[both]
         self._use(mine)
@@ -123,6 +122,7 @@ class Data:
             low=other["p10"] / mine["p90"],
             high=other["p90"] / mine["p10"],
             noisy=(mine["disturbed"] == "yes") | (other["disturbed"] == "yes"),
+            wrong=(mine["status"] == "wrong") | (other["status"] == "wrong"),
             theirs=other["value"],
         )
         dims = where.get("dim")
@@ -152,8 +152,8 @@ def _named(device: str, kinds: Mapping[str, str]) -> str:
     return device if device in found else found[0]
 
 
-def _counted(found: pd.DataFrame, where: Where, by: Sequence[str]) -> pd.DataFrame:
-    found = found[found["status"].isin(COUNTED)]
+def _counted(found: pd.DataFrame, where: Where, by: Sequence[str], statuses: Collection[str]) -> pd.DataFrame:
+    found = found[found["status"].isin(statuses)]
     if (twice := found.duplicated(list(by), keep=False)).any():
         several = found[twice].nunique()
         raise ValueError(f"{dict(where)}: selects several rows of one {' and '.join(by)}: {several[several > 1]}")

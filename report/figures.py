@@ -223,7 +223,7 @@ MODEL_OF_THE_PAPER = of.MODEL | of.EAGER | {"group": {"not": ["twin"]}, "out_dty
 MODEL_OF_THE_PAPER |= {"dataset": of.FIGURE_8, "dim": [64, 128, 256]}
 MODEL_NOTE = (
     "10 blocks, eager. ~: bound by the CPU, in no mean. cuSPARSE (csr_unfused) stands for DGL. Refused: rows too long "
-    "for shared memory. Peptides-struct has the edges of Peptides-func"
+    "for shared memory"
 )
 
 

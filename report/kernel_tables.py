@@ -5,7 +5,6 @@ from functools import partial
 from report import selections as of
 from report.cells import (
     HASH,
-    MEASURED,
     REAL,
     Cell,
     Grid,
@@ -70,7 +69,7 @@ def all_kernel_times(data: Data) -> Grid:
         "best other / `fused3s`": over(of.OURS, of.BEST_OTHER),
         "error": show(of.OURS, ".1e", "relative_error"),
     }
-    return Grid("graph", graphs(data, of.KERNEL | of.WARM | of.GRAPHS | MEASURED | {"dim": 128}), columns)
+    return Grid("graph", graphs(data, of.KERNEL | of.WARM | of.GRAPHS | REAL | {"dim": 128}), columns)
 
 
 @table("Speed-up of `fused3s` over `fused3s_paper`")
@@ -79,7 +78,6 @@ def kernel_speedups(data: Data) -> Grid:
     launch, which only `fused3s` uses; an isolated time includes the launch latency."""
     lines = {
         "`fused3s`, fp32, back to back": over(of.WARM | of.OURS, of.WARM | of.PAPER, means),
-        "`fused3s`, fp16 over fp32, back to back": over(of.WARM | of.OURS | HALF, of.WARM | of.PAPER, means),
         "`fused3s`, fp32, isolated": over(of.ISOLATED | of.OURS, of.ISOLATED | of.PAPER, means),
         "`fused3s+reorder`, fp32, back to back": over(of.WARM | of.REORDERED, of.WARM | of.PAPER, means),
     }
@@ -107,7 +105,7 @@ def kernel_baselines(data: Data) -> Grid:
     output); geometric means over real / all graphs. Baselines marked fp32 take float32 inputs, `fused3s` float16. The
     best other kernel takes fp16 on every graph; on all batches it is `fused3s_paper`."""
     where = of.KERNEL | of.GRAPHS | of.ISOLATED | {"dim": 128}
-    others = REAL | {"backend": {"not": ["fused3s", "best other", "flex_attention", "sdpa_padded"]}}
+    others = REAL | {"backend": {"not": ["fused3s", "best other"]}}
     lines = {"best other kernel on each graph": of.BEST_OTHER} | kernels(data, where | others)
 
     def column(ours: Where, batch: str) -> Cell:
@@ -134,19 +132,20 @@ def published_codes(data: Data) -> Grid:
     for code, name in alone.items():
         kernel = {"backend": name}
         lines[f"{code} over `{name}`, kernels alone"] = compare(of.KERNEL_SUMS | kernel, of.CODES | kernel)
-    turbo = of.CODES | {"backend": "turbo_gnn"}
-    lines["Turbo-GNN over `fused3s`, back to back"] = compare(of.OURS | of.WARM | HALF, turbo)
+    lines["Turbo-GNN over `fused3s`, kernels alone"] = compare(
+        of.KERNEL_SUMS | of.OURS, of.CODES | {"backend": "turbo_gnn"}
+    )
     return Grid("code over ours", lines, widths(of.KERNEL | of.GRAPHS | REAL))
 
 
 @table("Shapes of heads (heads x columns)")
 def heads(data: Data) -> Grid:
     """Slow-down of `fused3s` relative to one head of the same total width, or to one call per head: geometric mean over
-    n graphs (surrogate included), and the worst graph. 16-byte loads do not fit heads of 10 and 13 columns. Then
-    milliseconds on ogbn-arxiv, fp16 (PyG: fp32), back to back."""
-    lines = shapes(SHAPE | MEASURED, (2, 64), (4, 32), (8, 16), (8, 10), (4, 13))
+    n real graphs, and the worst graph. 16-byte loads do not fit heads of 10 and 13 columns. Then milliseconds on
+    ogbn-arxiv, fp16 (PyG: fp32), back to back."""
+    lines = shapes(SHAPE | REAL, (2, 64), (4, 32), (8, 16), (8, 10), (4, 13))
     lines = {f"{name} over 1x{line['heads'] * line['dim']}": line for name, line in lines.items()}
-    calls = shapes(SHAPE | MEASURED, (16, 64), (4, 128))
+    calls = shapes(SHAPE | REAL, (16, 64), (4, 128))
     lines |= {f"{name} over {line['heads']} calls of 1x{line['dim']}": line for name, line in calls.items()}
 
     def slow_down(data: Data, line: Where) -> str:
@@ -166,39 +165,35 @@ def heads(data: Data) -> Grid:
 @table("Grouped queries")
 def grouped_queries(data: Data) -> Grid:
     """`fused3s` with 8 query heads of 128 columns on one KV head, relative to 8 KV heads: time, back to back, and bytes
-    of the gather model with windows of 16 / 8 queries. fp16; geometric mean over n graphs (surrogate included), and the
-    worst graph."""
-    lines = {"8x128/1 over 8x128": SHAPE | MEASURED | HALF | {"heads": 8, "dim": 128}}
+    of the gather model with windows of 16 / 8 queries. fp16; geometric mean over n real graphs, and the worst graph."""
+    lines = {"8x128/1 over 8x128": SHAPE | REAL | HALF | {"heads": 8, "dim": 128}}
     cell = over({"kv_heads": 0}, {"kv_heads": 1}, largest, HASH)
     return Grid("shape", lines, {"time": {}, "bytes": {"metric": "bytes"}}, cell)
 
 
 @table("Edge data")
 def edges(data: Data) -> Grid:
-    """Slow-down of `fused3s` by edge data and score terms, by shape of heads: geometric mean over n graphs (surrogate
-    included), and the worst graph. `low_rank_11`: 11 features with weights of keys and values; `types_4`: one of 4
-    vectors; `gat` reads no query and no key. Last line, on an H200 at an earlier commit: time of anemoi's Triton kernel
-    divided by ours, and the graph with the least ratio."""
+    """Slow-down of `fused3s` by edge data and score terms, by shape of heads: geometric mean over n real graphs,
+    and the worst graph. `low_rank_11`: 11 features with weights of keys and values; `types_4`: one of 4 vectors; `gat`
+    reads no query and no key."""
     terms = ("bias", "bias_per_head", "low_rank_11", "types_4", "column", "soft_cap", "gat", "gatv2")
-    none, low_rank, anemoi = {"edges": "none"}, of.H200 | {"edges": "low_rank_11"}, of.H200 | {"backend": "anemoi"}
-    lines = {f"`{name}` over none": over(none, {"edges": name}, largest, HASH, newest=True) for name in terms}
-    lines["backend `anemoi` over ours, `low_rank_11`"] = over(low_rank, low_rank | anemoi, least, HASH)
-    where = of.TIME | of.WARM | of.OURS | MEASURED | {"bench": "edges"}
+    lines = {f"`{name}` over none": over({"edges": "none"}, {"edges": name}, largest, HASH) for name in terms}
+    where = of.TIME | of.WARM | of.OURS | REAL | {"bench": "edges"}
     return Grid("edge data", lines, shapes(where, (1, 64), (1, 128), (8, 16), (16, 64)))
 
 
 @table("Backward pass")
 def backward(data: Data) -> Grid:
     """Time of the backward pass of `fused3s` divided by its forward pass with the LSE (fp16), by shape of heads, and
-    the ratio of their bytes as a bound. Then published backward passes divided by ours on an H200, and the graph with
-    the least ratio (measured at another time, outputs unchecked; Turbo-GNN with its default parameters, and in the best
+    the ratio of their bytes as a bound. Then published backward passes divided by ours, and the graph with the least
+    ratio (measured at another time, outputs unchecked; Turbo-GNN with its default parameters, and in the best
     of 16 settings)."""
-    forward, size, code = {"region": "forward"}, {"metric": "bytes"}, of.CODES | of.H200 | {"region": "none"}
+    forward, size, code = {"region": "forward"}, {"metric": "bytes"}, of.CODES | {"region": "none"}
     columns = {
         "over forward": over(forward, {}, largest, HASH),
         "bound": over(forward | size, size, largest, HASH),
-        "Turbo-GNN over ours": over(of.H200, code | {"backend": "Turbo-GNN backward"}, least, HASH),
-        "the same, best setting": over(of.H200, code | {"backend": "Turbo-GNN backward, best"}, least, HASH),
+        "Turbo-GNN over ours": over({}, code | {"backend": "Turbo-GNN backward"}, least, HASH),
+        "the same, best setting": over({}, code | {"backend": "Turbo-GNN backward, best"}, least, HASH),
     }
-    lines = shapes(of.BACKWARD | MEASURED, (1, 64), (1, 128), (1, 256), (8, 16), (16, 64))
+    lines = shapes(of.BACKWARD | REAL, (1, 64), (1, 128), (1, 256), (8, 16), (16, 64))
     return Grid("shape", lines, columns)

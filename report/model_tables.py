@@ -3,7 +3,7 @@
 import pandas as pd
 
 from report import selections as of
-from report.cells import REAL, Cell, Grid, graphs, mean_of_real, means, over, show, table
+from report.cells import REAL, Cell, Grid, graphs, mean_of_real, over, show, table
 from report.engine import COUNTED, Data, Where, mean
 from report.published import captions
 
@@ -11,45 +11,19 @@ from report.published import captions
 @table("Whole model, fp16")
 def model_times(data: Data) -> Grid:
     """Milliseconds of a forward pass of 10 blocks, d = 128, one head. Layers outside attention compute in fp16 for all
-    backends. `~`: CPU-bound (eager takes at least 1.5 times its CUDA graph), left out of means."""
+    backends; the projection writes the type that attention reads. `~`: CPU-bound (eager takes at least 1.5 times its
+    CUDA graph), left out of means."""
     lines = {f"`{name}`, eager": of.EAGER | {"backend": name} for name in ("csr_unfused", "fused3s")}
     for name in ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper", "fused3s"):
         lines[f"`{name}`, CUDA graph"] = of.GRAPH | {"backend": name}
-    lines["`fused3s`, CUDA graph, torch.compile"] = of.GRAPH | of.OURS | {"dense": "compiled"}
     lines["`fused3s`, CUDA graph, fused dense block"] = of.GRAPH | of.OURS | of.FUSED
-    where = of.MODEL | REAL | {"dim": 128}
+    where = of.MODEL | {"dim": 128}
     lines = {name: where | line for name, line in lines.items()}
     return Grid("attention and mode", lines, graphs(data, {}, where), show({}, ".3f"))
 
 
-@table("Speed-up of the whole model")
-def model_ratios(data: Data) -> Grid:
-    """Time of the same model with another attention divided by ours, fp16 unless stated. Geometric means, first over
-    the d of a graph (64, 128, 256; CPU-bound ones left out), then over graphs, real / all."""
-    slow = of.EAGER | {"dtype": "float32"}
-    compared = {
-        "attention alone, CUDA graphs": ({"scope": "attention"}, {"scope": "attention"}),
-        "other attention only, CUDA graphs": ({}, {}),
-        "other attention only, eager": (of.EAGER, of.EAGER),
-        "fused dense block, CUDA graphs": (of.FUSED, {}),
-        "fused dense block in a CUDA graph over eager": (of.FUSED, of.EAGER),
-        "the same over eager and fp32": (of.FUSED, slow),
-    }
-    where, batches = of.MODEL | {"dim": [64, 128, 256]}, ("single", "batched")
-    lines = {
-        f"{name}, {batch}": (where | {"batch": batch}, *sides) for name, sides in compared.items() for batch in batches
-    }
-
-    def column(backend: str) -> Cell:
-        return lambda data, line: over(of.OURS | line[1], line[2] | {"backend": backend}, means)(data, line[0])
-
-    others = ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper")
-    return Grid("compared", lines, {f"over `{name}`": column(name) for name in others})
-
-
-# Of configs/bench/end_to_end_precisions.yaml.
 SIX_GRAPHS = ["pubmed", "elliptic", "musae-github", "ogbn-arxiv", "ogbg-molhiv", "peptides-func"]
-CASES = {"fp32": of.FP32 | of.TYPED, "TF32": of.TF32 | of.TYPED, "fp16": of.FP16 | of.TYPED}
+CASES = {"fp32": of.FP32, "TF32": of.TF32, "fp16": of.FP16}
 CASES = {name: of.MODEL | REAL | {"dim": 128} | case for name, case in CASES.items()}
 ANY_WAY = {"dense": ["plain", "compiled", "fused"], "launch": ["eager", "compiled", "cuda_graph"]}
 SHARE = ({}, {"scope": "attention"})

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"<!-- begin generated: (\S+) -->\n(.*?)<!-- end generated: \
 RESULTS = """# Results
 
 Written by `scripts/report.py` from the recorded CSVs ([what they are](README.md)). Means are geometric. "real / all":
-over real graphs / with surrogate and synthetic graphs too, each with its number. Real graphs come from the official
+over real graphs / with synthetic graphs too, each with its number. Real graphs come from the official
 source, or have its edges (`report/graphs.yaml`); data sets with the same edges count once. No mean or ratio has a time
 whose output is `wrong`, or one marked `~`, which the host disturbed. Real graphs end at 2.7 million edges.
 Other tables and figures: `scripts/report.py --table NAME`, `scripts/plot.py NAME --set dim=64`. Training steps of

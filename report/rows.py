@@ -2,7 +2,7 @@
 
 Beside the columns of `common.records.Row` the frame has
 
-    kind     real, synthetic, surrogate or file (report/graphs.yaml); decided by the source and the edges of a graph
+    kind     real, synthetic or file (report/graphs.yaml); decided by the source and the edges of a graph
     label    name of the graph, with its kind unless that is real, or "rebuilt": "reddit (synthetic)"
     group    single, batched, masks or huge: the figure that shows the graph; "more" for any other; "twin": a
              synthetic graph whose original was measured on the same device
@@ -77,7 +77,6 @@ def with_names(table: pd.DataFrame) -> pd.DataFrame:
     """Adds the columns of this module."""
     known, kinds = read_yaml("graphs.yaml"), table["data_source"].copy()
     kinds[kinds == "file"] = np.where(table["data_sha256"].isin(list(known["files"])), "real", "file")[kinds == "file"]
-    kinds[table["data_sha256"].isin(list(known["surrogates"]))] = "surrogate"
     kinds[kinds == "official"] = "real"
     words = kinds.mask(table["data_sha256"].isin(list(known["rebuilt"])), "rebuilt")
     named = [*known["groups"].items()]

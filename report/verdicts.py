@@ -13,7 +13,7 @@ import pandas as pd
 
 from common.csv_files import AS_TEXT
 from common.records import NOT_BUILT
-from report.engine import Data, by_graph, mean, quiet, real
+from report.engine import COUNTED, Data, by_graph, mean, quiet, real
 
 NEAR, HALF_WAY = 1.25, 2.0  # largest factors between a ratio and the paper's: reproduced, and reproduced in part
 NOISE = 1.05  # a factor on what was measured that should not turn a verdict
@@ -45,7 +45,7 @@ class Finding:
 
 
 RULES = ("above", "below", "of", "form", "times", "ours", "theirs")  # of a case; other keys are columns
-OPTIONS = ("by", "across")  # of `Data.pairs`
+OPTIONS = ("by", "across", "statuses")  # of `Data.pairs`
 NOT_RECORDED = Finding(MISSING, why="The rows are not recorded.")
 
 
@@ -100,7 +100,7 @@ def describe(found: pd.DataFrame) -> str:
     """Means with their counts: "2.14x (n = 15, 10 synthetic, slower on 1); real 2.45x (n = 5)"."""
     noisy, found = found["noisy"].sum(), by_graph(quiet(found))
     kinds = found["kind"].value_counts()
-    counts = [f"{kinds[kind]} {kind}" for kind in ("synthetic", "surrogate", "file") if kind in kinds]
+    counts = [f"{kinds[kind]} {kind}" for kind in ("synthetic", "file") if kind in kinds]
     slower = (found["ratio"] < 1).sum()
     counts += [f"slower on {slower}"] * bool(slower) + [f"{noisy} CPU-bound"] * bool(noisy)
     text = f"{mean(found['ratio']):.2f}x ({', '.join([f'n = {len(found)}', *counts])})"
@@ -109,7 +109,8 @@ def describe(found: pd.DataFrame) -> str:
 
 
 def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
-    """`value` (or [low, high]) against the mean ratio of each of `cases`; `codes`: that of the authors' codes.
+    """`value` (or [low, high]) against the mean ratio of each of `cases`; `codes`: that of the authors' codes, one
+    case or several.
 
     `times`: of the paper's own times, whose mean over the same graphs takes the place of `value`. `half`: of the graphs
     that gain, which are a third to two thirds of all. `instead`: cases that are judged if none of `cases` was measured,
@@ -151,8 +152,8 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         raise NotRecordedError
     told = {name: pairs(data, case) for name, case in beside.items()}
     texts += [f"{name}: {describe(found)}" for name, found in told.items() if not quiet(found).empty]
-    codes = pairs(data, spec["codes"]) if "codes" in spec else pd.DataFrame()
-    theirs = f"{describe(codes)}: {near(*_beside(by_graph(codes), paper, limits))}" if len(codes) else "-"
+    codes = spec.get("codes", {})
+    theirs = _of_codes(data, {"": codes} if "ours" in codes else codes, paper, limits)
     rewritten = pairs(data, spec["rewritten"]) if "rewritten" in spec else pd.DataFrame()
     factor = f"{mean(by_graph(rewritten)['ratio']):.2f}" if len(rewritten) else ""
     why = f"Our form of the baseline is {factor} times as fast as {spec['than']}." if factor else ""
@@ -160,6 +161,22 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         return Finding(MISSING, "; ".join(texts), theirs)
     real_alone = worst(on_real) if on_real else "-"
     return Finding(worst(verdicts), "; ".join(texts), theirs, real_alone, why, tuple(means))
+
+
+def _of_codes(data: Data, cases: Mapping[str, Spec], paper: pd.Series, limits: Sequence[float]) -> str:
+    """The authors' codes, judged on the graphs where both outputs are right; the others are told beside them."""
+    texts, verdicts = [], []
+    for name, case in cases.items():
+        found = quiet(pairs(data, {**case, "statuses": (*COUNTED, "wrong")}))
+        right, wrong = found[~found["wrong"]], by_graph(found[found["wrong"]])
+        parts = [describe(right)] if len(right) else []
+        if len(wrong):
+            low, high = wrong["ratio"].min(), wrong["ratio"].max()
+            parts.append(f"wrong outputs on {len(wrong)} ({low:.2f}x to {high:.2f}x)")
+        if parts:
+            texts.append(f"{name}: " * bool(name) + ", ".join(parts))
+            verdicts.append(near(*_beside(by_graph(right), paper, limits)) if len(right) else MISSING)
+    return f"{'; '.join(texts)}: {worst(verdicts)}" if texts else "-"
 
 
 def _ranks(found: pd.DataFrame, paper: pd.Series) -> str:
@@ -281,7 +298,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
         holds += {*fits} == {spec["subject"]}
         texts.append(f"{dataset}: {', '.join(f'{name} {value:.1f}' for name, value in need.sort_values().items())} GiB")
     finding = Finding(of_all(holds, len(texts)), "; ".join(texts))
-    beside = data.pick({**spec["beside"], "dataset": spec["graphs"]}, newest=True)
+    beside = data.pick({**spec["beside"], "dataset": spec["graphs"]})
     failed = beside[beside["status"] == "oom"]
     if spec["subject"] not in {*failed["series"]}:
         return finding

@@ -2,7 +2,6 @@
 
     fused3s_paper          Algorithms 1 and 2 of the Fused3S paper
     dfgnn_*, flashsparse_* kernels of two earlier papers
-    anemoi                 the Triton kernel of the package anemoi-models
     published_*, turbo_gnn the codes of other authors, where their packages are built
     dgl, pyg               message passing of the two libraries
     flex_attention, sdpa_padded   torch's dense attention, on block masks and on padded graphs
@@ -23,7 +22,6 @@ KERNELS_OF_CLONE = {
 LIBRARIES = {
     "dgl": ("dgl",),
     "pyg": ("pyg",),
-    "anemoi": ("anemoi",),
     "flex_attention": ("flex_attention",),
     "sdpa_padded": ("sdpa_padded",),
     "published": (

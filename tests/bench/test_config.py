@@ -75,7 +75,7 @@ def test_what_is_wrong_is_named(override, message):
             "measure: layers\nworkloads: {a: {graph: cora}}\nprecisions: [float16]\n",
             "allowed are bfloat16, float32, tf32",
         ),
-        ("measure: parallel\ngraphs: [cora]\nprojection: attention\n", "projection: no such key"),
+        ("measure: parallel\ngraphs: [cora]\nedges: [bias]\n", "edges: no such key"),
         ("[1, 2]", "holds no keys"),
     ],
 )

@@ -80,27 +80,6 @@ def test_wrong_edge_data_is_a_wrong_output(monkeypatch, tmp_path):
     assert (status, {row.status for row in times(rows)}) == (1, {"wrong"})
 
 
-def test_the_edge_tensor_of_anemoi_is_made_before_timing_and_takes_features_alone(monkeypatch, tmp_path):
-    kept, seen = [], []
-
-    class Anemoi(ReferenceBackend):
-        name = "anemoi"
-
-        def keep_edge_tensor(self, edges):
-            kept.append(edges.padded_features)
-
-        def attend(self, data, call):
-            seen.append(call.edges.padded_features)
-            return super().attend(data, call)
-
-    monkeypatch.setitem(REGISTRY, "anemoi", Anemoi())
-    _, rows = run(edges("anemoi", "bias, low_rank_3", "shapes=[3x5]"), tmp_path / "r.csv")
-    bias, features = times(rows)
-    assert (bias.status, bias.reason) == ("unsupported", "of edge data it takes low_rank alone")
-    assert features.status == "ok"
-    assert all(one is kept[0] for one in seen)
-
-
 def test_what_a_backend_or_a_rebuilt_plan_does_not_take_is_said(monkeypatch, tmp_path):
     register_broken(monkeypatch)
     _, rows = run(edges("zero", "types_4", "shapes=[1x8]"), tmp_path / "r.csv")

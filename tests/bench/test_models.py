@@ -134,7 +134,7 @@ def test_no_backend_casts_what_the_projection_writes_in_any_precision(tmp_path, 
     monkeypatch.setattr(torch, "compile", lambda run, **options: compile_(run, backend=count, **options))
     modes = "modes={sdpa_padded: [plain], csr_unfused: [plain], pyg: [plain, plain+compiled]}"
     small = ["graphs=[ogbg-molhiv]", "batch_size=9", "shapes=[1x16]", "blocks=2", "repeats=2", modes]
-    status, rows = run(config("end_to_end_precisions", *small), tmp_path / "r.csv")
+    status, rows = run(config("end_to_end", *small), tmp_path / "r.csv")
     assert status == 0
     assert len(compiled) == 3  # the blocks of a precision share one, without a break at attention
     assert read == {
@@ -151,7 +151,7 @@ def test_no_backend_casts_what_the_projection_writes_in_any_precision(tmp_path, 
     launches = {("sdpa_padded", "eager"), ("csr_unfused", "eager"), ("pyg", "eager"), ("pyg", "compiled")}
     times = {(row.dtype, row.out_dtype, row.backend, row.launch): row for row in rows if row.metric == "time"}
     assert {*times} == {(*pair, *way) for pair in types for way in launches}
-    assert {(row.variant, row.status) for row in rows} == {("typed_projection", "ok")}
+    assert {row.status for row in rows} == {"ok"}
     # Layers and attention in float32 err by its rounding alone; 16 bits anywhere show.
     for (_, out_dtype, backend, _), row in times.items():
         is_exact = out_dtype != "float16" and backend != "sdpa_padded"
@@ -210,7 +210,7 @@ def test_a_backend_computes_in_float32_or_in_16_bits_whatever_the_model(backend,
 
 
 @pytest.mark.parametrize(("of_model", "inside"), [(HALF, SINGLE), (SINGLE, HALF), (SINGLE, SINGLE)])
-def test_inputs_are_cast_and_the_output_has_the_models_type(of_model, inside):
+def test_the_output_of_attention_has_the_models_type(of_model, inside):
     """A kernel of 16 bits writes float32 itself; one of float32 writes nothing else."""
 
     def attention(q, k, v, *, scale, out_dtype):
@@ -218,8 +218,8 @@ def test_inputs_are_cast_and_the_output_has_the_models_type(of_model, inside):
         assert (scale, out_dtype) == (0.5, SINGLE)
         return (q + k + v).to(out_dtype)
 
-    q, k, v = torch.randn(5, 3, 2, 8).to(of_model).unbind(1)  # views with gaps, as a model passes them
-    # The model asks for the type of v, which is another one where the projection writes what attention reads.
+    q, k, v = torch.randn(5, 3, 2, 8).to(inside).unbind(1)  # views with gaps, as a model passes them
+    # The model asks for the type of v, which is not its own where the projection writes what attention reads.
     output = cast(attention, inside, of_model)(q, k, v, scale=0.5, out_dtype=inside)
     assert output.dtype == of_model
     torch.testing.assert_close(output, (q + k + v).to(of_model), rtol=2e-3, atol=2e-3)

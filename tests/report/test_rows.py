@@ -16,7 +16,6 @@ CORA = "71cccafe332d3db3"
         ("file", CORA, "real", "cora"),
         ("file", "b2", "file", "cora (file)"),  # another file under the name of a data set
         ("synthetic", "c3", "synthetic", "cora (synthetic)"),
-        ("file", "f7622e4ca10b13db", "surrogate", "cora (surrogate)"),
     ],
 )
 def test_a_graph_is_real_by_its_source_and_its_edges(source, sha256, kind, label):
