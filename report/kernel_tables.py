@@ -21,6 +21,7 @@ from report.cells import (
     widths,
 )
 from report.engine import Data, Where, quiet
+from report.sentences import SHOWN
 
 HALF = {"out_dtype": "float16"}
 SHAPE = of.TIME | of.WARM | of.OURS | {"bench": "heads", "kv_heads": 0, "edges": "none"}
@@ -46,8 +47,7 @@ def kernel_times(data: Data) -> Grid:
         "best other / `fused3s`": over(of.OURS, of.BEST_OTHER),
         "`fused3s_paper` / `fused3s`": over(of.OURS, of.PAPER),
     }
-    shown = ["cora", "musae-github", "ogbn-arxiv", "ego-twitter", "ogbg-molhiv", "peptides-func"]
-    lines = graphs(data, of.KERNEL | of.WARM | REAL | {"dim": 128}, {"dataset": shown})
+    lines = graphs(data, of.KERNEL | of.WARM | REAL | {"dim": 128}, {"dataset": SHOWN})
     return Grid("graph", lines, columns)
 
 

@@ -13,6 +13,7 @@ from report.datasets import markdown_of
 from report.drawing import image
 from report.engine import Data
 from report.figures import FIGURES, Drawn, drawn_in_git
+from report.sentences import SENTENCES
 from report.tables import TABLES, render
 from report.training import inference_changes, split_scores
 
@@ -60,6 +61,7 @@ def blocks(data: Data, findings: Mapping[str, Finding], results: Path, pictures:
     seconds = pd.read_csv(durations) if durations.exists() else None
     found |= dict.fromkeys((f"picture-{name}" for name in FIGURES), "")
     found |= {f"picture-{name}": f"![{one.alt}](results/figures/{one.file}.png)" for name, one in pictures.items()}
+    found |= {name: sentence(data) for name, sentence in SENTENCES.items()}
     found |= {"paper": headlines(findings), "verdicts": verdict_counts(findings)}
     return found | {"paper-figures": shown(findings, seconds)}
 

@@ -1,0 +1,36 @@
+"""Sentences of the README whose numbers follow from recorded rows. Each is "" where its rows are not recorded."""
+
+from report import selections as of
+from report.engine import Data, quiet, real
+
+SHOWN = ["cora", "musae-github", "ogbn-arxiv", "ego-twitter", "ogbg-molhiv", "peptides-func"]  # in docs/benchmarks.md
+
+
+def scale(data: Data) -> str:
+    """A training step on the largest graph on which compiled PyG runs."""
+    step = {"bench": "layers", "variant": of.SIZES} | of.FP32
+    ours, theirs = of.EAGER | {"backend": "auto"}, {"launch": "compiled", "backend": "pyg"}
+    time, memory = (data.pairs(step | metric, ours, theirs) for metric in (of.TIME, {"metric": "peak_memory"}))
+    if time.empty or memory.empty:
+        return ""
+    time, memory = time.iloc[-1], memory.iloc[-1]
+    return (
+        f"A training step on {time['nnz'] / 1e6:.0f} million edges (3 layers, float32, one {time['device']}) takes "
+        f"**{time['value']:.1f} ms and {memory['value'] / 1024:.1f} GiB**; compiled PyG takes {time['theirs']:.1f} ms "
+        f"and {memory['theirs'] / 1024:.1f} GiB."
+    )
+
+
+def kernels(data: Data) -> str:
+    """Attention alone on the graphs of the table of kernels."""
+    where = of.KERNEL | of.WARM | {"dim": 128, "dataset": SHOWN}
+    found = real(quiet(data.pairs(where, of.OURS, of.BEST_OTHER)))["ratio"]
+    if found.empty:
+        return ""
+    return (
+        f"Attention alone, back to back, d = 128: on {len(found)} real graphs ours is {found.min():.2f} to "
+        f"{found.max():.2f} times as fast as the best other kernel ([table](docs/benchmarks.md#attention-kernels))."
+    )
+
+
+SENTENCES = {"scale-in-short": scale, "kernels-in-short": kernels}
