@@ -1,6 +1,6 @@
 """Inputs of the model: all tensors that a forward pass reads, taken from a DGLGraph once and moved to the device.
 
-The forward pass does not touch the DGLGraph, which may be unable to leave the CPU (DGL on PyPI has no CUDA).
+The forward pass does not touch the DGLGraph, which may be unable to leave the CPU (DGL 2 on PyPI has no CUDA).
 """
 
 from dataclasses import dataclass

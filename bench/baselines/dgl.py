@@ -24,7 +24,7 @@ class DGLBackend(Backend):
         if importlib.util.find_spec("dgl") is None:
             return "the package dgl is not installed"
         if device.type == "cuda" and not dgl_has_cuda():
-            return "the installed DGL was built without CUDA, as every DGL on PyPI is"
+            return "the installed DGL was built without CUDA, as DGL 2 on PyPI is"
         return None
 
     def build(self, graph: Any, device: torch.device, inputs: InputSpec, perm: torch.Tensor | None = None) -> Any:
