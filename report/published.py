@@ -100,7 +100,7 @@ def _sm_shares() -> pd.DataFrame:
 def captions(place: str) -> dict[str, float]:
     """Geometric means of speed-ups over each baseline that a place in the paper states, such as "Figure 5(a)"."""
     table = pd.read_csv(FOLDER / "geomeans.csv")
-    found = table[table["source"].str.startswith(place)].replace({"baseline": {"dgl": "csr_unfused"}})
+    found = table[table["source"].str.startswith(place)]
     return dict(zip(found["baseline"], found["low"], strict=True))
 
 

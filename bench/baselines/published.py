@@ -109,7 +109,7 @@ class PublishedFused3SBackend(PublishedBackend):
         nodes = len(query)
         query = torch.nn.functional.pad(query, (0, 0, 0, -nodes % 16))  # it reads whole windows of 16 rows
         attend = import_module("F3S").f3s_1tb1rw_scheduled_permuteV_scaleQK
-        return attend(*data, nodes, query, key, value, scale, WARPS)[1]
+        return attend(*data, nodes, query, key, value, 1 / scale, WARPS)[1]  # it divides the scores
 
 
 class PublishedFlashSparseBackend(PublishedBackend):

@@ -85,7 +85,7 @@ def test_the_default_is_the_paper_and_says_time_downloads_and_memory_first(monke
     monkeypatch.setattr(script, "run", lambda command: (0, []))
     told = script.estimate(script.chosen_steps(["paper"]), None)
     assert "kernels                   5 min  measured on NVIDIA H100 80GB HBM3" in told  # 277 s are recorded
-    assert "codes                     6 min  an estimate" in script.estimate(["codes"], None)
+    assert "end_to_end               12 min  an estimate" in told
     (downloads,) = [line for line in told.splitlines() if line.startswith("downloads")]
     assert "reddit" in downloads
     assert "cora" not in downloads  # it ships with the clone
