@@ -7,7 +7,7 @@ needs.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from math import ceil
 from operator import or_
 from pathlib import Path
@@ -83,7 +83,8 @@ def judged(data: Data, results: Path) -> dict[str, Finding]:
     findings: dict[str, Finding] = {}
     for claim in claims:
         if kind := next((kind for kind in PREDICATES if kind in claim), None):
-            findings[claim["says"]] = verdicts.judged(kind, data, claim[kind], results / "datasets")
+            judge = partial(verdicts.judged, kind, data, claim[kind], results / "datasets")
+            findings[claim["says"]] = data.of_one_device(judge)
         if claim.get("stand_in"):
             findings[claim["says"]] = replace(findings[claim["says"]], verdict=MISSING, real="-", means=())
     for claim in claims:

@@ -48,10 +48,11 @@ class Data:
     def of_one_device(self, compute: Callable[[], Any]) -> Any:
         """What `compute` gives with rows of one device, but for selections that name another."""
         self.chosen.clear()
+        before = len(self.used)
         found = compute()
         if len(self.chosen) > 1:
             self.only = self.device if self.device in self.chosen else self.chosen.most_common(1)[0][0]
-            self.used.clear()
+            del self.used[before:]
             found = compute()
             self.only = None
         return found
@@ -73,7 +74,7 @@ class Data:
     def _of_device(self, found: pd.DataFrame, where: Where, device: str | None = None) -> pd.DataFrame:
         devices, device = found["device"], self.only or device
         if device is None and devices.nunique() > 1:
-            device = self.device if self.device in {*devices} else devices.mode().iloc[0]
+            device = self._usual(found)
         if "device" not in where:
             found = found if device is None else found[devices == device]
             self.chosen.update(found["device"])
@@ -110,7 +111,7 @@ class Data:
         mine, other = self._rows_of(ours), self._rows_of(theirs)
         if mine.empty or other.empty:
             return self.no_pairs
-        device = None if across else self._device_of_both(mine["device"], other["device"])
+        device = None if across else self._device_of_both(mine, other)
         mine = _counted(self._of_device(mine, ours, device), ours, by, statuses)
         other = _counted(self._of_device(other, theirs, device), theirs, by, statuses)
         both = mine.index.intersection(other.index, sort=False)
@@ -129,12 +130,16 @@ class Data:
         complete = not isinstance(dims, list) or {*dims} <= {*found.loc[~found["noisy"], "dim"]}
         return found if complete else found.iloc[:0]
 
-    def _device_of_both(self, ours: pd.Series, theirs: pd.Series) -> str | None:
+    def _device_of_both(self, ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
         """The device of a ratio: of the devices that have rows of both sides, if there are any."""
-        able = ours[ours.isin(theirs)] if ours.isin(theirs).any() else ours
-        if able.empty:
-            return None
-        return self.device if self.device in {*able} else able.mode().iloc[0]
+        both = ours["device"].isin(theirs["device"])
+        return self._usual(ours[both] if both.any() else ours)
+
+    def _usual(self, rows: pd.DataFrame) -> str:
+        """The device that was asked for, if it has rows, else the one with most of them, the newest of several."""
+        if self.device in {*rows["device"]}:
+            return self.device
+        return rows.groupby("device")["date"].agg(["size", "max"]).sort_values(["size", "max"]).index[-1]
 
     def provenance(self) -> str:
         """Device, commits and dates of the rows used since the last call."""

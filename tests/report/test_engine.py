@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from kernel_rows import row
 
+from report import claims
 from report.cells import means, over, show
 from report.engine import Data, mean, quiet, real
 from report.rows import frame, recorded
@@ -101,6 +102,28 @@ def test_both_sides_of_a_ratio_are_of_one_device():
     rows = frame([*TWO[:2], *kernels(("pubmed", "fused3s", 1.0)), *other])
     assert mean_over_pyg(Data(rows), KERNEL) == "8.00 (1) / 8.00 (1)"
     assert mean_over_pyg(Data(rows, "Other GPU"), KERNEL) == "1.00 (1) / 1.00 (1)"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "ratio"), [("2026-11-01", "2026-11-02", "1.00"), ("2026-11-02", "2026-11-01", "8.00")]
+)
+def test_of_two_devices_with_as_many_rows_the_newer_counts(here, there, ratio):
+    other = kernels(("cora", "fused3s", 4.0), ("cora", "pyg", 4.0), device="Another GPU", date=there)
+    rows = kernels(("cora", "fused3s", 1.0), ("cora", "pyg", 8.0), date=here)
+    assert mean_over_pyg(Data(frame(rows + other)), KERNEL) == f"{ratio} (1) / {ratio} (1)"
+
+
+def test_a_claim_holds_rows_of_one_gpu(monkeypatch, tmp_path):
+    """Also where another GPU has the only rows of a case, in turn with claims whose provenance stays."""
+    case = KERNEL | {"theirs": PYG}
+    spec = {"value": 8, "cases": {"ours": case | {"ours": OURS}, "paper": case | {"ours": PAPER}}}
+    section = {"title": "one", "claims": [{"says": "8x", "near": spec}]}
+    monkeypatch.setattr(claims, "sections", lambda: [section])
+    rows = kernels(("cora", "fused3s", 1.0), ("cora", "pyg", 8.0), ("pubmed", "fused3s", 1.0), ("pubmed", "pyg", 8.0))
+    rows += kernels(("cora", "fused3s_paper", 1.0), ("cora", "pyg", 2.0), device="Other GPU")
+    data = Data(frame(rows))
+    assert claims.judged(data, tmp_path)["8x"].ours == "ours: 8.00x (n = 2)"
+    assert "Other GPU" not in data.provenance()
 
 
 def test_a_table_holds_rows_of_one_gpu():
