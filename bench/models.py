@@ -4,12 +4,15 @@ All layers outside attention have the precision of the configuration, whatever t
 torch.set_float32_matmul_precision("high"), in rows out_dtype tf32. The projection writes q, k and v in the type that
 the backend reads (`bench.projection`); an output of another type than the layers' is cast, in the time of attention.
 
+A time of at least 1.5 times that in which a traced pass keeps the GPU busy is set by the host, and marked as disturbed.
 All cases of a width have the same weights. Logits are compared with those of a slow backend in float32 before a time
 is kept.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from math import inf
 from typing import Any
 
 import torch
@@ -17,11 +20,12 @@ from torch import Tensor
 
 import fused3s
 from bench.baselines import REGISTRY
+from bench.gpu_trace import trace_gpu
 from bench.precision import matmul_precision
 from bench.projection import with_compiled_blocks, with_projection
 from bench.rounds import Rounds, time_rounds
 from bench.runner import Case, Context, UnsupportedInputsError, classify
-from common.records import HOST_BOUND, Row, key
+from common.records import HOST_BOUND, Row
 from common.timers import Spread, pass_times, times_inside
 from configs.bench import LAUNCHES, BenchConfig, Shape
 from models import Attention, Execution, GraphInputs, GraphTransformer, prepare_execution
@@ -37,16 +41,13 @@ FAST_REFERENCES = ("csr_unfused", "dfgnn_tiling")  # the first that is not the b
 
 
 def cases(config: BenchConfig, device: torch.device) -> list[Case]:
-    """Of a backend the CUDA graphs first: an eager time is compared with them."""
     found = []
     for precision in config.precisions:
         dtype = "float32" if precision == TF32 else precision
         for shape in config.head_shapes:
-            case = Case("", "model", shape.width, dtype, precision, blocks=config.blocks)
-            case = replace(case, heads=shape.heads)
+            case = Case("", "model", shape.width, dtype, precision, heads=shape.heads, blocks=config.blocks)
             for backend, modes in config.modes.items():
-                ways = [mode.partition("+") for mode in modes]
-                for dense, _, launch in sorted(ways, key=lambda way: way[2] != "graph"):
+                for dense, _, launch in (mode.partition("+") for mode in modes):
                     found.append(replace(case, backend=backend, dense=dense, launch=LAUNCHES[launch]))
     return found
 
@@ -101,14 +102,17 @@ def _rows(context: Context, case: Case, width: "Width", attention: Attention) ->
         forward = time_rounds(lambda: pass_times(execution.run, device=device, repeats=passes), first_round)
     if captured:
         how, inside = "replays of one block's, times the blocks", _replays(execution, device, max(FEW, passes))
-    else:
-        by_graph = context.known.get(key(context.columns(replace(case, launch="cuda_graph"))))
-        if by_graph and by_graph.value and forward.spread.median >= HOST_BOUND * by_graph.value:
-            set_by_host = {"disturbed": "yes"}
+    elif forward.spread.median >= HOST_BOUND * busy_ms(execution.run, device):
+        set_by_host = {"disturbed": "yes"}
     rows = [row(f"checked against {checked_by}{forward.warning}", forward.columns() | set_by_host)]
     if inside:  # inside compiled code there are no marks
         rows.append(row(how, inside | set_by_host, scope="attention"))
     return rows
+
+
+def busy_ms(run: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds in which a pass keeps the GPU busy; on a CPU, where nothing is queued, it is no bound: infinite."""
+    return trace_gpu(run).busy_ms if device.type == "cuda" else inf
 
 
 def time_eager(

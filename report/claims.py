@@ -170,7 +170,7 @@ def shown(findings: Mapping[str, Finding], durations: pd.DataFrame | None) -> st
     Args:
         durations: seconds of the steps of `make reproduce-figures`, with the columns step, seconds and device.
     """
-    claims = [claim for section in sections() if not section.get("ours") for claim in section["claims"]]
+    claims = [claim for section in sections() if not section.get("ours") for claim in _counted(section)]
     lines = []
     for name, steps, file, places in read_yaml("claims.yaml")["shown"]:
         mine = [claim for claim in claims if any(place in claim["place"] for place in places)]

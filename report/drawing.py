@@ -63,7 +63,9 @@ def name(series: str) -> str:
 def colour(series: str) -> str:
     backend = series.split()[0].split("+")[0]
     known = {"fused3s": OURS, "fused3s_paper": PAPER}
-    return known.get(backend, PEOPLE if backend in ("dgl", "pyg", "csr_unfused", "flex_attention", "sdpa_padded") else OTHER)
+    return known.get(
+        backend, PEOPLE if backend in ("dgl", "pyg", "csr_unfused", "flex_attention", "sdpa_padded") else OTHER
+    )
 
 
 def in_order(series: Iterable[str]) -> list[str]:

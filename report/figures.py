@@ -277,8 +277,9 @@ def fig8_end_to_end(data: Data) -> Figure | None:
         for series, title in MODELS.items():
             over = quiet(ratios(data, where, {"series": f"{series} plain"}, "fused3s_paper plain"))
             if len(over) and series != "fused3s_paper":
-                value = mean(by_graph(over)["ratio"])
-                words += [f"{value:.2f}x ({dtype})"] * (series == base)
+                graphs = by_graph(over)
+                value = mean(graphs["ratio"])
+                words += [f"{value:.2f}x ({dtype}, n = {len(graphs)})"] * (series == base)
                 one = {"value": value, "text": f"{value:.2f}x", "colour": on.PAPER, "group": "mean"}
                 one |= {"panel": f"{title}\n{dtype}", "name": "the paper's kernel over each, mean"}
                 extra.append(one | {"tick": stated.get("dgl" if series == base else series, np.nan)})

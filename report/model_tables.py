@@ -4,15 +4,15 @@ import pandas as pd
 
 from report import selections as of
 from report.cells import REAL, Cell, Grid, graphs, mean_of_real, over, show, table
-from report.engine import COUNTED, Data, Where, mean
+from report.engine import COUNTED, DISTURBED, Data, Where, mean
 from report.published import captions
 
 
 @table("Whole model, fp16")
 def model_times(data: Data) -> Grid:
     """Milliseconds of a forward pass of 10 blocks, d = 128, one head. Layers outside attention compute in fp16 for all
-    backends; the projection writes the type that attention reads. `~`: CPU-bound (eager takes at least 1.5 times its
-    CUDA graph), left out of means."""
+    backends; the projection writes the type that attention reads. `~`: CPU-bound (at least
+    1.5 times as long as the GPU computes), left out of means."""
     lines = {f"`{name}`, eager": of.EAGER | {"backend": name} for name in ("csr_unfused", "fused3s")}
     for name in ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper", "fused3s"):
         lines[f"`{name}`, CUDA graph"] = of.GRAPH | {"backend": name}
@@ -34,9 +34,9 @@ def end_to_end(data: Data) -> Grid:
     """Time of the 10-block model with another attention divided by its time with `fused3s_paper`, by precision of the
     layers outside attention, d = 128, one head: geometric mean over n of six real graphs; CPU-bound times are left out.
     The projection computes in 16 bits where layers or attention do, and writes the type that attention reads. "Without
-    attention": the time of `csr_unfused` divided by its part outside attention, so that no kernel can gain more. Last
-    line: the fastest way of all others, `fused3s_paper` included, over the fastest way of `fused3s`; in fp16 this is
-    the fused dense block in a CUDA graph."""
+    attention": the time of `csr_unfused` divided by its part outside attention, a limit in TF32 and fp16; in fp32 the
+    16-bit kernels have a faster projection. Last line: the fastest way of all others, `fused3s_paper` included, over
+    the fastest way of `fused3s`; in fp16 this is the fused dense block in a CUDA graph."""
     others = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
     paper = captions("Figure 8(c)")
     lines: dict[str, Cell] = {}
@@ -127,8 +127,9 @@ def best(data: Data, where: Where) -> pd.Series | None:
 
 def show_best(where: Where) -> Cell:
     def cell(data: Data, line: Where) -> str:
-        row = best(data, line | where)
-        return "-" if row is None else f"{row['value']:.2f}" + " (wrong)" * (row["status"] == "wrong")
+        if (row := best(data, line | where)) is None:
+            return "-"
+        return DISTURBED * (row["disturbed"] == "yes") + f"{row['value']:.2f}" + " (wrong)" * (row["status"] == "wrong")
 
     return cell
 
@@ -171,7 +172,8 @@ def steps_of(*names: str) -> dict[str, Where]:
 def layers(data: Data) -> Grid:
     """Milliseconds of a training step (3 `TransformerConv`, 8 heads x 16 columns; AdamW and host included), each side
     in its fastest way: eager, `torch.compile`, or `mode="reduce-overhead"` where the graph stays; medians, by turns.
-    `wrong`: PyG's worst row is too far from float64 ([why](docs/semantics.md#sums-in-bfloat16)); the time counts.
+    `wrong`: PyG's worst row is too far from float64 ([why](docs/semantics.md#sums-in-bfloat16)); `~`: the host
+    disturbed the time. Both count.
     Captured: our step by [`CapturedLoop`](docs/training.md#as-one-cuda-graph), a CUDA graph for new graphs."""
     columns = {}
     for name, kind in (("fp32", of.FP32), ("bf16", BF16)):
@@ -196,7 +198,7 @@ def all_layers(data: Data) -> Grid:
     `CapturedLoop`. GPU busy: time of our fastest step in which the GPU computes. `wrong`: a row of PyG's output is
     further from float64 than allowed, in bf16 0.05 of its norm for the first layer, 0.15 for the model
     ([why](semantics.md#sums-in-bfloat16)); such a time counts in the ratio, since the work is the same. `~`: the host
-    disturbed it. `error`: no step ran. "-": not measured."""
+    disturbed it; it counts, too. `error`: no step ran. "-": not measured."""
     columns = {
         f"{name} {how}": step_time(side | {"launch": launch})
         for name, side in (("PyG", PYG), ("ours", AUTO))
@@ -276,7 +278,8 @@ def doors_in_short(data: Data) -> Grid:
 def doors(data: Data) -> Grid:
     """Attention of four groups of users, ours (eager, unless a line says otherwise) beside what they use: milliseconds
     of a forward pass with all gradients, host included, and their peak memory; forward: ratio of the times of a forward
-    pass alone. Of PyG the faster of eager and compiled. `bench/doors.py` has the sizes and types."""
+    pass alone. Of PyG the faster of eager and compiled, for each number. Outputs and gradients were checked on small
+    instances of the same inputs. `bench/doors.py` has the sizes and types."""
     columns = {"theirs": show_best(STEP), "ours": show_best(STEP | AUTO), "theirs / ours": best_over_best(STEP, {})}
     columns["forward"] = best_over_best({"region": "forward"}, {})
     for name, side in {"theirs": STEP, "ours": STEP | AUTO}.items():

@@ -224,8 +224,10 @@ def judge_holds(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     counted = f"{recorded(found)['holds'].sum()} of {len(found)}"
     ours = "; ".join([counted] * (len(texts) > 1) + texts)
     finding = over_graphs(found, f"{counted} pairs" if spec.get("short") else ours)
-    if "codes" in spec and len(codes := _held(data, spec["codes"])[0]):
-        finding = replace(finding, codes=f"{codes['holds'].sum()} of {len(codes)} pairs")
+    codes, of_codes = _held(data, spec.get("codes", {}))
+    if len(codes):
+        names = ", ".join(text.partition(":")[0] for text in of_codes)
+        finding = replace(finding, codes=f"{codes['holds'].sum()} of {len(codes)} pairs ({names})")
     if finding.real != "-" or spec.get("sizes"):
         return finding
     return replace(finding, verdict=worst([finding.verdict, PART]), why=SYNTHETIC)
@@ -235,7 +237,7 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     """The mean of the first case is above that of each other one, over all graphs and over real ones.
 
     Cases that have pairs of the same `same` columns in common are compared on those alone. `least`: graphs of a
-    mean, by default one.
+    mean, by default one. `each`: the others are judged one by one, below this part of the first.
     """
     found = {name: recorded(quiet(pairs(data, case))) for name, case in spec["cases"].items()}
     if same := spec.get("same"):
@@ -249,14 +251,19 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
             continue
         means = {name: mean(rows["ratio"]) for name, rows in some.items()}
         first, *others = means.values()
-        verdicts.append(YES if all(other < first * noise for other in others) else NO)
+        below = sum(other < first * noise * spec.get("each", 1) for other in others)
+        verdicts.append(of_all(below, len(others)) if "each" in spec else of_all(below == len(others), 1))
         form = spec.get("form", ".2f")
         texts.append(", ".join(f"{kind}{name} {value:{form}} (n = {len(some[name])})" for name, value in means.items()))
     if not verdicts:
         raise NotRecordedError
     codes = {name: quiet(pairs(data, case)) for name, case in spec.get("codes", {}).items()}
-    theirs = [f"{name} {mean(rows['ratio']):.2f} (n = {len(rows)})" for name, rows in codes.items() if len(rows)]
-    finding = Finding(worst(verdicts), "; ".join(texts), ", ".join(theirs) or "-")
+    theirs = {name: mean(rows["ratio"]) for name, rows in codes.items() if len(rows)}
+    words = ", ".join(f"{name} {value:.2f} (n = {len(codes[name])})" for name, value in theirs.items())
+    if len(theirs) > 1:
+        first, *others = theirs.values()
+        words += f": {YES if all(other < first for other in others) else NO}"
+    finding = Finding(worst(verdicts), "; ".join(texts), words or "-")
     if len(verdicts) == 2:
         return replace(finding, real=verdicts[1])
     return replace(finding, verdict=worst([PART, *verdicts]), why=SYNTHETIC)
