@@ -11,6 +11,7 @@ from common.records import append_rows
 from report.engine import Data
 from report.pages import fill
 from report.rows import frame
+from report.sentences import SENTENCES
 from report.training import inference_changes, split_scores
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,29 @@ def test_text_between_markers_is_renewed_and_nothing_else():
 def test_a_wrong_marker_is_an_error_that_names_it(text, message):
     with pytest.raises(ValueError, match=message):
         fill(text, {"a": "new"})
+
+
+def test_sentences_of_the_readme_follow_from_rows_and_are_empty_without_them():
+    step = {"bench": "layers", "plan": "fixed", "l2": "none", "region": "step", "dtype": "float32", "launch": "eager"}
+    memory = {"metric": "peak_memory", "unit": "MiB"}
+    sides = {"auto": ({}, 20.0, 2048.0), "pyg": ({"launch": "compiled"}, 90.0, 10_240.0)}
+    rows = [
+        row("power-law", name, value * factor, nnz=nnz, data_sha256=size, variant=size, **step | changes | metric)
+        for name, (changes, time, peak) in sides.items()
+        for value, metric in ((time, {}), (peak, memory))
+        for size, nnz, factor in (("1m", 1_000_000, 0.1), ("17m", 16_777_216, 1.0))
+    ]
+    found = {name: sentence(Data(frame(rows))) for name, sentence in SENTENCES.items()}
+    assert found == {
+        "scale-in-short": "A training step on 17 million edges (3 layers, float32, one NVIDIA H200) takes "
+        "**20.0 ms and 2.0 GiB**; compiled PyG takes 90.0 ms and 10.0 GiB.",
+        "kernels-in-short": "",
+    }
+    kernels = [row(name, "fused3s", 1.0) for name in ("cora", "ogbn-arxiv", "pubmed")]
+    kernels += [row(name, "pyg", ratio) for name, ratio in (("cora", 2.0), ("ogbn-arxiv", 3.0), ("pubmed", 9.0))]
+    found = {name: sentence(Data(frame(kernels))) for name, sentence in SENTENCES.items()}
+    assert "on 2 real graphs ours is 2.00 to 3.00 times as fast" in found["kernels-in-short"]
+    assert found["scale-in-short"] == ""
 
 
 def score(bench: str, backend: str, seed: int, value: float, **changes):

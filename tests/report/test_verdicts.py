@@ -129,6 +129,22 @@ def test_cases_hold_or_not_and_means_fall_or_not():
     assert judged("less", data(3.0, 2.0), {"cases": cases, "least": 2}).verdict == MISSING  # one graph on each side
 
 
+@pytest.mark.parametrize(("second", "third", "verdict"), [(7.9, 7.9, YES), (8.1, 7.9, PART), (8.1, 8.1, NO)])
+def test_one_by_one_each_mean_is_to_fall_by_a_part_of_the_first(second, third, verdict):
+    cases = {f"{nth}": PAIR | {"dataset": f"graph {nth}"} for nth in range(4)}
+    rows = data(10.0, second, third, 1.0)
+    assert judged("less", rows, {"cases": cases, "each": 0.8}).verdict == verdict
+    assert judged("less", rows, {"cases": cases}).verdict == YES
+
+
+def test_the_authors_codes_are_told_beside_with_a_verdict_of_their_own():
+    cases = {f"graph {nth}": PAIR | {"dataset": f"graph {nth}"} for nth in range(2)}
+    found = judged("less", data(3.0, 2.0), {"cases": cases, "codes": dict(reversed(cases.items()))})
+    assert (found.verdict, found.codes) == (YES, "graph 1 2.00 (n = 1), graph 0 3.00 (n = 1): not reproduced")
+    one = {"pyg": PAIR | {"above": 1}}
+    assert judged("holds", data(3.0, 0.5, 2.0), {"cases": one, "codes": one}).codes == "2 of 3 pairs (pyg)"
+
+
 def test_means_are_to_fall_on_real_graphs_too_and_are_of_the_same_graphs():
     def pairs(kernel: str, **ratios: float) -> list:
         sources = {name: "official" if name.startswith("real") else "synthetic" for name in ratios}
