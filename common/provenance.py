@@ -23,8 +23,8 @@ TIMED = ("kernels", "models", "parallel", "data", "common", "bench")
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """Environment of this process on `device`: `common.records.RUN_COLUMNS`. Works without git, nvidia-smi, CuPy or
-    DGL."""
+    """Environment of this process on `device`: `common.records.RUN_COLUMNS`. Works without git, nvidia-smi, CuPy,
+    DGL or PyG."""
     commit, dirty = _commit()
     on_gpu = device.type == "cuda"
     return {
@@ -41,6 +41,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda or NONE,
         "cupy": _version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
         "dgl": _version("dgl"),
+        "pyg": _version("torch_geometric"),
         "numpy": _version("numpy"),
         **limits(device),
     }

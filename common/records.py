@@ -23,7 +23,7 @@ from data.atomic import replacing
 
 NONE = "none"
 RUNS = "runs.csv"  # in the folder of the CSVs whose runs it describes
-HOST_BOUND = 1.5  # an eager pass of so many times its CUDA graph's time, or more, is timed by the host
+HOST_BOUND = 1.5  # a pass of so many times the time in which the GPU is busy with it, or more, is timed by the host
 NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of results/datasets
 
 # ok: the output was compared with a reference and agrees. unchecked: measured, the output was not compared. wrong:
@@ -42,10 +42,10 @@ class Row(BaseModel):
 
     `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a pass of a
     kernel (forward, backward), a step or epoch of a training run, or the batches of a collection. `disturbed` says that
-    repeated medians of a run disagreed (`bench.rounds`), or that an eager run took HOST_BOUND times as long as its CUDA
-    graph: such a time depends on the host and is no evidence. `relative_error` is the norm of the difference from the
-    reference over the norm of the reference (of a whole model as in `models.inference.agreement.compare`), blank if
-    status is unchecked.
+    repeated medians of a run disagreed (`bench.rounds`), or that a pass took HOST_BOUND times as long as the GPU was
+    busy with it: such a time depends on the host and is no evidence. `relative_error` is the norm of the difference
+    from the reference over the norm of the reference (of a whole model as in `models.inference.agreement.compare`),
+    blank if status is unchecked.
 
     The fields before `bench` are the provenance of a run, one process on one device; unknown ones are "none". `sources`
     is a hash of the code that a time depends on, empty in runs from before it was recorded.
@@ -66,6 +66,7 @@ class Row(BaseModel):
     cuda: str  # the CUDA that torch was built for
     cupy: str
     dgl: str
+    pyg: str = NONE
     numpy: str
     max_sm_clock: int | None = Field(default=None, ge=0)  # MHz
     power_limit: float | None = Field(default=None, ge=0)  # W

@@ -22,6 +22,7 @@ def test_versions_and_date():
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["date"])
     assert (found["torch"], found["device_type"], found["driver"]) == (torch.__version__, "cpu", "none")
     assert found["dgl"] == module.metadata.version("dgl")
+    assert found["pyg"] == module.metadata.version("torch_geometric")
 
 
 def test_works_without_git_dgl_and_cupy(monkeypatch):
@@ -35,7 +36,7 @@ def test_works_without_git_dgl_and_cupy(monkeypatch):
     monkeypatch.setattr(subprocess, "run", missing)
     monkeypatch.setattr(module.metadata, "version", not_installed)
     found = provenance(CPU)
-    assert {found[name] for name in ("commit", "dirty", "cupy", "dgl")} == {"none"}
+    assert {found[name] for name in ("commit", "dirty", "cupy", "dgl", "pyg")} == {"none"}
 
 
 @pytest.fixture
