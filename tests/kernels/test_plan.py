@@ -27,7 +27,7 @@ CUDA_BACKENDS = [name for name in WITH_DATA if isinstance(REGISTRY[name], CudaBa
 @pytest.fixture
 def plannable(monkeypatch):
     """Every installed backend builds its data on the CPU; those with CUDA kernels, for an H200, do not run there."""
-    for name in [*CUDA_BACKENDS, "flex_attention", "anemoi"]:
+    for name in [*CUDA_BACKENDS, "flex_attention"]:
         monkeypatch.setattr(REGISTRY[name], "unavailable", lambda device: None)
     limits = GPULimits(num_sms=132, sm_shared_bytes=228 * 1024, block_shared_bytes=227 * 1024)
     plan_for(monkeypatch, limits)
