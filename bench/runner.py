@@ -88,7 +88,9 @@ class Case:
     def description(self) -> str:
         options = (self.edges, self.region, self.variant, self.order, self.dense, self.launch, self.plan)
         shape = [str(self.shape)] * (self.dim > 0)
-        return " ".join([*shape, self.backend, *(one for one in options if one not in (NONE, "back_to_back", "fixed"))])
+        precision = [self.out_dtype] * (self.scope != "kernel")
+        told = [one for one in (*options, *precision) if one not in (NONE, "back_to_back", "fixed")]
+        return " ".join([*shape, self.backend, *told])
 
 
 class Context:
@@ -343,7 +345,7 @@ def run_bench(
         cli.console.print(table(found))
     if skipped and not group:
         cli.console.print(Text(f"skipped      {skipped}: {results} holds them already (--again repeats them)"))
-    cli.print_end(f"run {environment['run_id']}", results, not_loaded)
+    cli.print_end(f"run {environment['run_id']}" if found else "no new row", results, not_loaded)
     judged = {row.status for row in found if not row.backend.startswith(FINDINGS)}
     wrong = judged & ({"wrong", "error"} - {*measure.finished})
     return 1 if wrong else cli.NOT_LOADED if not_loaded else 0

@@ -38,7 +38,7 @@ Number = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
 
 
 class Row(BaseModel):
-    """One measured value, with everything needed to measure it again; results/README.md explains each column.
+    """One measured value, with everything needed to measure it again.
 
     `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a pass of a
     kernel (forward, backward), a step or epoch of a training run, or the batches of a collection. `disturbed` says that

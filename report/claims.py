@@ -145,8 +145,8 @@ def headlines(findings: Mapping[str, Finding]) -> str:
     ]
     caption = (
         "Headline claims: times of baselines over those of the paper's kernel, of the authors' codes and of "
-        "re-implementations (`fused3s_paper`, baselines); geometric means. [CLAIMS.md](results/CLAIMS.md) has GPUs and "
-        "commits."
+        "re-implementations (`fused3s_paper`, baselines); the least and the largest geometric mean, over all graphs or "
+        "over real ones. [CLAIMS.md](results/CLAIMS.md) has GPUs and commits."
     )
     head = ["claim", "the paper", "the authors' codes", "re-implementations", "verdict"]
     return f"{caption}\n\n{markdown(head, lines)}"
@@ -161,7 +161,7 @@ def verdict_counts(findings: Mapping[str, Finding]) -> str:
         for claim in _counted(section)
     )
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS)
-    return f"Verdicts on {verdicts.total()} claims of the paper: {counts}."
+    return f"Verdicts on {verdicts.total()} claims of the paper: {counts} ([each](results/CLAIMS.md))."
 
 
 def shown(findings: Mapping[str, Finding], durations: pd.DataFrame | None) -> str:

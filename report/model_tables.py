@@ -35,8 +35,9 @@ def end_to_end(data: Data) -> Grid:
     layers outside attention, d = 128, one head: geometric mean over n of six real graphs; CPU-bound times are left out.
     The projection computes in 16 bits where layers or attention do, and writes the type that attention reads. "Without
     attention": the time of `csr_unfused` divided by its part outside attention, a limit in TF32 and fp16; in fp32 the
-    16-bit kernels have a faster projection. Last line: the fastest way of all others, `fused3s_paper` included, over
-    the fastest way of `fused3s`; in fp16 this is the fused dense block in a CUDA graph."""
+    16-bit kernels have a faster projection. Last line: the fastest way of all others that is recorded,
+    `fused3s_paper` and compiled PyG included, over that of `fused3s`: in fp16 the fused dense block in a CUDA graph,
+    else a CUDA graph."""
     others = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
     paper = captions("Figure 8(c)")
     lines: dict[str, Cell] = {}
@@ -173,7 +174,7 @@ def layers(data: Data) -> Grid:
     """Milliseconds of a training step (3 `TransformerConv`, 8 heads x 16 columns; AdamW and host included), each side
     in its fastest way: eager, `torch.compile`, or `mode="reduce-overhead"` where the graph stays; medians, by turns.
     `wrong`: PyG's worst row is too far from float64 ([why](docs/semantics.md#sums-in-bfloat16)); `~`: the host
-    disturbed the time. Both count.
+    disturbed the time. Marked times count in the ratios.
     Captured: our step by [`CapturedLoop`](docs/training.md#as-one-cuda-graph), a CUDA graph for new graphs."""
     columns = {}
     for name, kind in (("fp32", of.FP32), ("bf16", BF16)):
@@ -263,9 +264,9 @@ DOORS = {  # each beside one of what its group uses
 
 @table()
 def doors_in_short(data: Data) -> Grid:
-    """Attention of groups of users beside the fastest that they use: milliseconds of a forward pass with all gradients,
-    and their peak memory; forward: ratio of a forward pass alone; relational: both sides as one CUDA graph
-    ([more](docs/benchmarks.md#beside-the-code-of-four-groups-of-users))."""
+    """Attention as four groups of users run it, beside the fastest code that they use: milliseconds of a forward pass
+    with all gradients, and their peak memory; forward: ratio of a forward pass alone; relational: both sides as one
+    CUDA graph ([eager, where we lose](docs/benchmarks.md#beside-the-code-of-four-groups-of-users))."""
     grid, fastest = doors(data), {}
     for name, line in grid.lines.items():
         found = best(data, line | STEP)["value"], name

@@ -1,5 +1,6 @@
 """Sentences of the README whose numbers follow from recorded rows. Each is "" where its rows are not recorded."""
 
+from report import drawing as on
 from report import selections as of
 from report.engine import Data, quiet, real
 
@@ -15,9 +16,10 @@ def scale(data: Data) -> str:
         return ""
     time, memory = time.iloc[-1], memory.iloc[-1]
     return (
-        f"A training step on {time['nnz'] / 1e6:.0f} million edges (3 layers, float32, one {time['device']}) takes "
-        f"**{time['value']:.1f} ms and {memory['value'] / 1024:.1f} GiB**; compiled PyG takes {time['theirs']:.1f} ms "
-        f"and {memory['theirs'] / 1024:.1f} GiB."
+        f"A training step on {on.edges(time['nnz'])} edges (3 layers, float32, one {time['device']}) takes "
+        f"**{on.milliseconds(time['value'])} and {memory['value'] / 1024:.3g} GiB**; compiled PyG takes "
+        f"{on.milliseconds(time['theirs'])} and {memory['theirs'] / 1024:.3g} GiB "
+        "([table](docs/limits.md#when-it-is-worth-using))."
     )
 
 

@@ -266,7 +266,8 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     finding = Finding(worst(verdicts), "; ".join(texts), words or "-")
     if len(verdicts) == 2:
         return replace(finding, real=verdicts[1])
-    return replace(finding, verdict=worst([PART, *verdicts]), why=SYNTHETIC)
+    why = f"Fewer than {spec['least']} real graphs on a side." if "least" in spec else SYNTHETIC
+    return replace(finding, verdict=worst([PART, *verdicts]), why=why)
 
 
 def judge_small(data: Data, spec: Spec) -> Finding:
@@ -476,7 +477,7 @@ def judge_summary(data: Data, spec: Spec, findings: Mapping[str, Finding]) -> Fi
     theirs = Counter(finding.codes.rpartition(": ")[2] for finding in found if finding.codes != "-")
     words = [", ".join(f"{number} {name}" for name, number in some.items()) for some in (counts, theirs)]
     values = [value for finding in found for value in finding.means]
-    ours = f"{min(values):.2f}x to {max(values):.1f}x; of {len(found)} captions: {words[0]}"
+    ours = f"{min(values):.2f}x to {max(values):.2f}x; of {len(found)} captions: {words[0]}"
     codes = f"of {theirs.total()} captions: {words[1]}" if theirs else "-"
     return Finding(worst(verdicts), ours, codes, verdicts[1])
 

@@ -70,7 +70,7 @@ def print_tables(data: Data, names: list[str]) -> None:
     for name in names:
         print(
             render(data, name)
-            or f"{name}: its rows were not recorded; docs/benchmarks.md has the commands that measure"
+            or f"{name}: no row of the sizes and devices that it shows; docs/benchmarks.md has the commands for them"
         )
 
 
