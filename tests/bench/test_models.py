@@ -241,3 +241,16 @@ def test_a_precision_is_that_of_the_call_alone():
     with pytest.raises(ZeroDivisionError), matmul_precision("high"):
         raise ZeroDivisionError
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_host_sets_the_eager_time_of_a_small_graph(tmp_path):
+    modes = "modes={csr_unfused: [plain, plain+graph], fused3s_paper: [plain, plain+graph], fused3s: [plain]}"
+    settings = config("end_to_end_smoke", "graphs=[cora]", "source=official", "blocks=10", modes)
+    device = torch.device("cuda", torch.cuda.current_device())
+    status, rows = run(settings, tmp_path / "r.csv", device=device)
+    assert status == 0
+    found = model_times(rows)
+    assert len(found) == 5
+    assert found["csr_unfused", "plain"].disturbed == "yes"  # many kernels of microseconds
+    assert {row.disturbed for (_, mode), row in found.items() if mode == "plain+graph"} == {"no"}
