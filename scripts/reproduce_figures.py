@@ -36,6 +36,7 @@ from common.provenance import provenance
 from configs import Config, TrainConfig, load_config
 from configs.bench import BenchConfig
 from configs.load import read_yaml
+from configs.schema import did_you_mean
 from configs.suite import PAPER, STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,8 +92,10 @@ def main(
 def chosen_steps(names: list[str]) -> list[str]:
     """Steps of the given names, in the order in which they run."""
     if unknown := [name for name in names if name not in STEPS and name not in GROUPS]:
-        allowed = ", ".join([*GROUPS, *STEPS])
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; allowed are {allowed}", param_hint="FIGURES")
+        allowed = [*GROUPS, *STEPS]
+        hints = "".join(did_you_mean(name, allowed) for name in unknown)
+        text = f"unknown: {', '.join(unknown)};{hints} allowed are {', '.join(allowed)}"
+        raise typer.BadParameter(text, param_hint="FIGURES")
     wanted = {step for name in names for step in GROUPS.get(name, [name])}
     return [name for name in STEPS if name in wanted]
 

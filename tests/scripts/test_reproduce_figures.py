@@ -121,3 +121,11 @@ def test_errors_of_a_script_are_shown_and_kept(capfd):
     assert status == 2
     assert problems == [line.removeprefix("error: ") for line in capfd.readouterr().err.splitlines()]
     assert "nothing.yaml: no such file" in problems[0]
+
+
+def test_an_unknown_step_is_named_with_the_closest_one():
+    done = CliRunner().invoke(script.app, ["end_to_end_fp32"])
+    assert done.exit_code == 2
+    assert "unknown: end_to_end_fp32; did you mean 'end_to_end'? allowed are paper, all," in " ".join(
+        done.output.replace("│", " ").split()
+    )
