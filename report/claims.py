@@ -18,8 +18,9 @@ import pandas as pd
 from configs.suite import PAPER
 from report import selections, verdicts
 from report.engine import Data, markdown
+from report.findings import HALF_WAY, MISSING, NEAR, NO, NOISE, PART, VERDICTS, YES, Finding
 from report.rows import read_yaml
-from report.verdicts import HALF_WAY, MISSING, NEAR, NO, NOISE, PART, PREDICATES, VERDICTS, YES, Finding
+from report.verdicts import PREDICATES
 
 OURS = {YES: "holds", PART: "holds in part", NO: "does not hold", MISSING: MISSING}  # of statements not of the paper
 HEAD = """# The paper's claims

@@ -5,8 +5,8 @@ from kernel_rows import row
 
 from report import claims
 from report.engine import Data
+from report.findings import MISSING
 from report.rows import frame
-from report.verdicts import MISSING
 
 
 def test_without_rows_nothing_is_claimed(tmp_path):

@@ -4,10 +4,11 @@ import pytest
 from kernel_rows import row
 
 from report.engine import Data
+from report.findings import MISSING, NO, PART, YES
+from report.ratio_verdicts import judge_near
 from report.rows import frame
 from report.selections import MODEL_32, MODEL_TF32, PAPER
 from report.tables import render
-from report.verdicts import MISSING, NO, PART, YES, judge_near
 
 HALF = {"dtype": "float16", "out_dtype": "float16"}
 TF32 = {"dtype": "float32", "out_dtype": "tf32"}

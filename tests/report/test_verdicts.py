@@ -8,9 +8,10 @@ from kernel_rows import row
 from scipy.stats import spearmanr
 
 from report.engine import Data
+from report.findings import MISSING, NO, NOT_RECORDED, PART, YES, Finding, near
 from report.rows import frame
 from report.selections import KERNEL, PAPER, PUBLISHED, WARM
-from report.verdicts import MISSING, NO, NOT_RECORDED, PART, YES, Finding, judge_summary, judged, near
+from report.verdicts import judge_summary, judged
 
 GH200 = Path(__file__).parents[2] / "results" / "paper" / "published_runtime_ms_gh200_d128.csv"
 DONE = Finding(YES, "1.1x", real=YES, means=(1.1,))

@@ -7,8 +7,9 @@ from kernel_rows import row
 
 from report import verdicts
 from report.engine import Data
+from report.findings import NO, YES
 from report.rows import frame
-from report.verdicts import NO, PREDICATES, YES, judged
+from report.verdicts import PREDICATES, judged
 
 EMULATED = {"bench": "stability", "metric": "relative_error", "unit": "1", "launch": "none", "plan": "none"}
 SM = {"bench": "sm_active", "metric": "sm_active_share", "unit": "1"}
