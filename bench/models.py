@@ -111,7 +111,7 @@ def _rows(context: Context, case: Case, width: "Width", attention: Attention) ->
 
 
 def busy_ms(run: Callable[[], Any], device: torch.device) -> float:
-    """Milliseconds in which a pass keeps the GPU busy; on a CPU, where nothing is queued, it is no bound: infinite."""
+    """Milliseconds of a pass in which the GPU computes; infinite on a CPU, where the host sets every time."""
     return trace_gpu(run).busy_ms if device.type == "cuda" else inf
 
 

@@ -56,6 +56,9 @@ NAMES = {  # of series, in the order of bars; a new kernel is found in the rows,
 }
 
 
+USED_BY_PEOPLE = ("dgl", "pyg", "csr_unfused", "flex_attention", "sdpa_padded")
+
+
 def name(series: str) -> str:
     return NAMES.get(series, series)
 
@@ -63,9 +66,7 @@ def name(series: str) -> str:
 def colour(series: str) -> str:
     backend = series.split()[0].split("+")[0]
     known = {"fused3s": OURS, "fused3s_paper": PAPER}
-    return known.get(
-        backend, PEOPLE if backend in ("dgl", "pyg", "csr_unfused", "flex_attention", "sdpa_padded") else OTHER
-    )
+    return known.get(backend, PEOPLE if backend in USED_BY_PEOPLE else OTHER)
 
 
 def in_order(series: Iterable[str]) -> list[str]:

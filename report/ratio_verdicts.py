@@ -1,6 +1,6 @@
 """Predicates of claims.yaml on ratios: a mean near the paper's value, every pair beyond a bound, means that fall."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -168,9 +168,8 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
         if any(len(rows) < spec.get("least", 1) for rows in some.values()):
             continue
         means = {name: mean(rows["ratio"]) for name, rows in some.items()}
-        first, *others = means.values()
-        below = sum(other < first * noise * spec.get("each", 1) for other in others)
-        verdicts.append(of_all(below, len(others)) if "each" in spec else of_all(below == len(others), 1))
+        below = _below_first(means.values(), noise * spec.get("each", 1))
+        verdicts.append(of_all(sum(below), len(below)) if "each" in spec else YES if all(below) else NO)
         form = spec.get("form", ".2f")
         texts.append(", ".join(f"{kind}{name} {value:{form}} (n = {len(some[name])})" for name, value in means.items()))
     if not verdicts:
@@ -179,10 +178,15 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     theirs = {name: mean(rows["ratio"]) for name, rows in codes.items() if len(rows)}
     words = ", ".join(f"{name} {value:.2f} (n = {len(codes[name])})" for name, value in theirs.items())
     if len(theirs) > 1:
-        first, *others = theirs.values()
-        words += f": {YES if all(other < first for other in others) else NO}"
+        words += f": {YES if all(_below_first(theirs.values())) else NO}"
     finding = Finding(worst(verdicts), "; ".join(texts), words or "-")
     if len(verdicts) == 2:
         return replace(finding, real=verdicts[1])
     why = f"Fewer than {spec['least']} real graphs on a side." if "least" in spec else SYNTHETIC
     return replace(finding, verdict=worst([PART, *verdicts]), why=why)
+
+
+def _below_first(means: Iterable[float], factor: float = 1.0) -> list[bool]:
+    """Of each mean but the first: whether it is below `factor` times the first."""
+    first, *others = means
+    return [other < first * factor for other in others]
