@@ -99,7 +99,10 @@ class PublishedFused3SBackend(PublishedBackend):
 
     def prepare(self, indptr: torch.Tensor, indices: torch.Tensor) -> Any:
         nodes, edges = len(indptr) - 1, len(indices)
-        scratch = [indices.new_zeros(size) for size in (-(-nodes // 16), edges, edges)]
+        # It counts the edges after the 32nd of a row to the first row of the window on graphs of more than 1,024 nodes
+        # (fill_edgeToRow steps by gridDim.x), unless the rows are filled in here.
+        rows = rows_of_edges(indptr.long(), edges).int()
+        scratch = [indices.new_zeros(-(-nodes // 16)), indices.new_zeros(edges), rows]
         offsets, order, _, _, _, columns, bitmaps, _ = import_module("F3S").preprocess_gpu(
             indices, indptr, nodes, 16, 16, *scratch
         )

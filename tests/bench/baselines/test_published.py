@@ -28,6 +28,7 @@ def attention(indptr, indices, q, k, v, scale):
 def preprocess_gpu(indices, indptr, nodes, height, width, windows, *per_edge):
     assert (nodes, height, width, len(windows)) == (NODES, 16, 16, 3)
     assert all(len(one) == len(indices) and one.dtype == torch.int32 for one in per_edge)
+    assert per_edge[1].equal(torch.repeat_interleave(torch.arange(nodes, dtype=torch.int32), indptr.diff()))
     return indptr, None, None, None, None, indices, None, 0
 
 
