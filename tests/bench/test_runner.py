@@ -42,12 +42,18 @@ def test_any_failure_of_a_backend_is_a_row_and_the_others_go_on(broken, tmp_path
     assert {row.config for row in rows} == {"c.yaml"}
 
 
-def test_the_overflow_of_the_naive_softmax_is_a_finding_and_no_failure(broken, monkeypatch, tmp_path):
-    monkeypatch.setitem(REGISTRY, "flashsparse_naive", REGISTRY["not_a_number"])
-    status, rows = run(kernels("flashsparse_naive, reference"), tmp_path / "r.csv")
-    assert (status, {row.backend: row.status for row in main_rows(rows)}) == (
+@pytest.mark.parametrize(
+    ("backend", "fault", "status"),
+    [("flashsparse_naive", "not_a_number", "wrong"), ("pyg", "zero", "wrong"), ("pyg", "buggy", "error")],
+)
+def test_the_overflow_of_the_naive_softmax_and_faults_of_a_library_are_findings(
+    broken, monkeypatch, tmp_path, backend, fault, status
+):
+    monkeypatch.setitem(REGISTRY, backend, REGISTRY[fault])
+    exit_status, rows = run(kernels(f"{backend}, reference"), tmp_path / "r.csv")
+    assert (exit_status, {row.backend: row.status for row in main_rows(rows)}) == (
         0,
-        {"flashsparse_naive": "wrong", "reference": "ok"},
+        {backend: status, "reference": "ok"},
     )
 
 
