@@ -23,20 +23,21 @@ class GpuTrace:
 
     Attributes:
         busy_ms: time in which at least one kernel, copy or memset ran.
-        kernel_ms: the sum of the durations of kernels; more than `busy_ms` where they overlap.
+        kernel_ms: the sum of the durations of kernels, or of those asked for; more than `busy_ms` where they overlap.
     """
 
     busy_ms: float
     kernel_ms: float
 
     @classmethod
-    def of(cls, events: Iterable[Mapping[str, Any]]) -> "GpuTrace":
-        """From the events of a Chrome trace, whose times are in microseconds."""
+    def of(cls, events: Iterable[Mapping[str, Any]], named: str = "") -> "GpuTrace":
+        """From the events of a Chrome trace, whose times are in microseconds; `kernel_ms` of kernels whose name holds
+        `named`."""
         intervals, kernels = [], 0.0
         for event in events:
             if event.get("cat") in ON_GPU:
                 intervals.append((event["ts"], event["ts"] + event["dur"]))
-                kernels += event["dur"] if event["cat"] == KERNEL else 0.0
+                kernels += event["dur"] if event["cat"] == KERNEL and named in event["name"] else 0.0
         busy, reached = 0.0, float("-inf")
         for start, end in sorted(intervals):
             busy += max(0.0, end - max(start, reached))
@@ -44,11 +45,14 @@ class GpuTrace:
         return cls(busy / 1e3, kernels / 1e3)
 
 
-def trace_gpu(run: Callable[[], Any]) -> GpuTrace:
+def trace_gpu(run: Callable[[], Any], named: str = "") -> GpuTrace:
     """Trace the work that `run` queues on the GPU. Tracing slows the host down: times are taken without it.
 
+    Args:
+        named: part of the names of the kernels that `kernel_ms` counts.
+
     Raises:
-        RuntimeError: no kernel was seen.
+        RuntimeError: no such kernel was seen.
     """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -57,7 +61,8 @@ def trace_gpu(run: Callable[[], Any]) -> GpuTrace:
     with TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        trace = GpuTrace.of(json.loads(path.read_bytes())["traceEvents"])
+        trace = GpuTrace.of(json.loads(path.read_bytes())["traceEvents"], named)
     if not trace.kernel_ms:
-        raise RuntimeError("the trace holds no kernel: nothing was queued, or CUPTI may not trace on this machine")
+        what = f"no kernel named {named}" if named else "no kernel"
+        raise RuntimeError(f"the trace holds {what}: nothing was queued, or CUPTI may not trace on this machine")
     return trace

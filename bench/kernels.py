@@ -126,7 +126,8 @@ def measure(context: Context, case: Case) -> list[Row]:
 
 def _kernel_time(context: Context, case: Case, run: Callable[[], torch.Tensor], checked: dict[str, Any]) -> Row:
     """The sum of the durations of the kernels of a run, from a trace: no launch is part of it."""
-    traced = Spread.of([trace_gpu(run).kernel_ms for _ in range(TRACES)])
+    named = getattr(REGISTRY[case.backend], "timed_kernels", "")
+    traced = Spread.of([trace_gpu(run, named).kernel_ms for _ in range(TRACES)])
     note = f"sum of the durations of a run's kernels; scale {context.config.scale_of(case.dim):g}"
     return context.row(case, **traced.columns(), **checked, note=note)
 

@@ -29,8 +29,8 @@ from fused3s.runtime.cuda_graph import CaptureError
 from models import CudaGraphError, DenseUnavailableError
 from parallel.group import on_first_rank, share
 
-# Beginnings of backends whose wrong outputs and errors are findings, not failures: the naive softmax, which may overflow,
-# and code of others. PyG's sums in 16 bits are wrong on hubs.
+# Beginnings of backends whose wrong outputs and errors are findings, not failures: the naive softmax, which may
+# overflow, and code of others. PyG's sums in 16 bits are wrong on hubs.
 FINDINGS = ("flashsparse_naive", "published_", "turbo_gnn", "pyg", "dgl")
 REASON_CHARS = 160  # of a row of a table
 Made = TypeVar("Made")

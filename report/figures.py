@@ -293,7 +293,11 @@ def fig8_end_to_end(data: Data) -> Figure | None:
     return drawn
 
 
-@figure("fig8_attention_share", "Bars: share of attention in the time of the model. " + MODEL_NOTE)
+@figure(
+    "fig8_attention_share",
+    "Bars: share of attention in the time of the model, each timed in passes of its own, so that it can exceed 100 %. "
+    + MODEL_NOTE,
+)
 def fig8_attention_share(data: Data) -> Figure | None:
     """For each precision of the layers outside attention, and each kernel, bars of the share of attention in the time
     of the whole model: data sets by number of edges with d = 64, 128 and 256."""

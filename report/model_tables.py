@@ -37,7 +37,7 @@ def end_to_end(data: Data) -> Grid:
     attention": the time of `csr_unfused` divided by its part outside attention, a limit in TF32 and fp16; in fp32 the
     16-bit kernels have a faster projection. Last line: the fastest way of all others that is recorded,
     `fused3s_paper` and compiled PyG included, over that of `fused3s`: in fp16 the fused dense block in a CUDA graph,
-    else a CUDA graph."""
+    else compiled blocks in a CUDA graph, which no other had."""
     others = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
     paper = captions("Figure 8(c)")
     lines: dict[str, Cell] = {}

@@ -25,6 +25,12 @@ def test_time_in_which_several_kernels_run_counts_once():
     assert GpuTrace.of([]) == GpuTrace(0.0, 0.0)
 
 
+def test_kernels_can_be_counted_by_name():
+    events = [event("kernel", 0.0, 50.0, "void f3sKernel1tb1rw<64>(int)"), event("kernel", 50.0, 10.0, "fill")]
+    assert GpuTrace.of(events, "f3sKernel") == GpuTrace(busy_ms=0.06, kernel_ms=0.05)
+    assert GpuTrace.of(events, "spmm").kernel_ms == 0.0
+
+
 @pytest.mark.gpu
 def test_a_gpu_is_traced():
     x = torch.ones(1 << 20, device="cuda")
@@ -36,3 +42,5 @@ def test_a_gpu_is_traced():
     run()
     found = trace_gpu(run)
     assert 0 < found.kernel_ms <= 1.1 * found.busy_ms < 1000
+    with pytest.raises(RuntimeError, match="no kernel named f3sKernel"):
+        trace_gpu(run, "f3sKernel")
