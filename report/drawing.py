@@ -19,7 +19,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
@@ -178,6 +178,7 @@ def bars(
     if log:
         log_axis(axes.xaxis, ticks, wide=shape[1] < 4)
     else:
+        axes.xaxis.set_major_locator(MaxNLocator(2))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ticks(value)))
     return figure
 

@@ -43,9 +43,11 @@ def main(
 ) -> None:
     """Write or check everything that is drawn from the recorded CSVs."""
     with user_errors():
-        data = Data(recorded(results), device)
+        rows = recorded(results)
+        data = Data(rows, device)
         if table_names:
             return print_tables(data, table_names)
+        console.print(Text(f"drawing    from {len(rows):,} rows in {results}"))
         contents = files(data, results, readme or (WITH_BLOCKS if results == RECORDED else ()))
         is_same = shows_the_same if check else has_bytes
         changed = [path for path, content in contents.items() if not is_same(path, content)]
