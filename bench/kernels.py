@@ -92,7 +92,7 @@ def measure(context: Context, case: Case) -> list[Row]:
     graph = context.keep("graph", None, lambda: GraphMeasures(context))  # made before memory is looked at
     on_gpu = context.device.type == "cuda"  # the peak of a CPU is of the whole process
     besides = torch.cuda.memory_allocated(context.device) - sum(tensor.nbytes for tensor in inputs) if on_gpu else 0
-    given = (case, context.pattern, context.device, context.config.scale_of(case.dim))
+    given = (case, context.pattern, context.device, problem.scale)
     attention = replan(*given) if case.plan == "rebuilt" else plan(*given, problem.edges)
 
     def run() -> torch.Tensor:
@@ -187,16 +187,23 @@ class Problem:
     """Inputs of one shape and kind of edge data on a graph, and their correct output.
 
     All backends get the same numbers. float16 holds them exactly, so that one reference serves all types.
+
+    Attributes:
+        scale: factor of the scores. 1 for the authors' codes, whose queries hold it: some take no factor, and a product
+            of ours would count as one of their kernels.
     """
 
     def __init__(self, context: Context, shape: Shape, kind: str) -> None:
         self.context, self.shape, self.kind = context, shape, kind
         self._inputs: tuple[torch.Tensor, ...] = ()
+        scale = context.config.scale_of(shape.dim)
+        self.scale, self._of_query = (1.0, scale) if context.config.measure == "codes" else (scale, 1.0)
 
     def inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """q [N, H, d], k and v [N, H or KV heads, d]. Those of another type are dropped."""
         if not self._inputs:  # also after a conversion that ran out of memory
-            self._inputs = tuple(normal_inputs(self.context, self.shape, 3, torch.float16))
+            query, *others = normal_inputs(self.context, self.shape, 3, torch.float16)
+            self._inputs = (query.mul_(self._of_query), *others)
         if self._inputs[0].dtype != dtype:
             tensors, self._inputs = list(self._inputs), ()
             for nth in range(len(tensors)):  # one at a time: both types of all three may not fit
@@ -212,10 +219,10 @@ class Problem:
     @cached_property
     def expected(self) -> torch.Tensor:
         """[N, H, d] float32, computed in float64."""
-        pattern, scale = self.context.pattern, self.context.config.scale_of(self.shape.dim)
+        pattern = self.context.pattern
         try:
             inputs = of_query_heads(*self._inputs)
-            return float64_attention(*inputs, pattern.indptr, pattern.indices, scale, self.edges)
+            return float64_attention(*inputs, pattern.indptr, pattern.indices, self.scale, self.edges)
         except torch.OutOfMemoryError as error:
             text = str(error).partition("\n")[0]
             raise MemoryError(f"the float64 reference, not the backend, ran out of memory: {text}") from None

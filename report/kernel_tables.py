@@ -32,7 +32,7 @@ ON_ARXIV = {"dataset": "ogbn-arxiv"}
 def kernel_times(data: Data) -> Grid:
     """Milliseconds of one attention (d = 128, one head, fp32 output), median of back-to-back launches with a warm L2
     cache. "Best other kernel": the fastest other one on that graph, with fp16 inputs (`fused3s_paper`, FlashSparse) or
-    fp32 inputs (DF-GNN, PyG, cuSPARSE)."""
+    fp32 inputs (DF-GNN, PyG, cuSPARSE). Reordered times may be of another run."""
 
     def best(data: Data, line: Where) -> str:
         found = data.pick(line | of.BEST_OTHER)
@@ -75,7 +75,8 @@ def all_kernel_times(data: Data) -> Grid:
 @table("Speed-up of `fused3s` over `fused3s_paper`")
 def kernel_speedups(data: Data) -> Grid:
     """Geometric means over real / all graphs, with their number. Back-to-back times benefit from programmatic dependent
-    launch, which only `fused3s` uses; an isolated time includes the launch latency."""
+    launch, which only `fused3s` uses; an isolated time includes the launch latency. Reordered times may be of another
+    run."""
     lines = {
         "`fused3s`, fp32, back to back": over(of.WARM | of.OURS, of.WARM | of.PAPER, means),
         "`fused3s`, fp32, isolated": over(of.ISOLATED | of.OURS, of.ISOLATED | of.PAPER, means),

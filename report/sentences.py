@@ -16,8 +16,8 @@ def scale(data: Data) -> str:
         return ""
     time, memory = time.iloc[-1], memory.iloc[-1]
     return (
-        f"A training step on {on.edges(time['nnz'])} edges (3 layers, float32, one {time['device']}) takes "
-        f"**{on.milliseconds(time['value'])} and {memory['value'] / 1024:.3g} GiB**; compiled PyG takes "
+        f"A training step on {on.edges(time['nnz'])} edges (3 layers, float32, synthetic graph, one {time['device']}) "
+        f"takes **{on.milliseconds(time['value'])} and {memory['value'] / 1024:.3g} GiB**; compiled PyG takes "
         f"{on.milliseconds(time['theirs'])} and {memory['theirs'] / 1024:.3g} GiB "
         "([table](docs/limits.md#when-it-is-worth-using))."
     )

@@ -133,8 +133,7 @@ def judge_by_width(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     if not texts:
         raise NotRecordedError
     every = pd.concat(holds).reset_index(name="holds")
-    finding = over_graphs(every, "; ".join(texts))
-    return replace(finding, verdict=of_all(every["holds"].sum(), len(every)))
+    return over_graphs(every, "; ".join(texts))
 
 
 def judge_overflow(data: Data, spec: Spec) -> Finding:

@@ -12,6 +12,7 @@ from broken_backends import register_broken
 from bench import kernels as kernel_bench
 from bench.baselines import REGISTRY
 from bench.edge_inputs import EdgeInputs
+from bench.gpu_trace import GpuTrace
 from bench.kernels import Problem
 from common.records import Row
 from configs.bench import BenchConfig, Shape
@@ -158,9 +159,28 @@ def test_codes_are_traced_on_a_gpu_and_wrong_or_missing_ones_are_no_failure(tmp_
     assert all(traced[name].status == "ok" and traced[name].value > 0 for name in ours)
 
 
+def test_the_queries_of_codes_hold_the_scale_so_that_no_kernel_of_ours_is_counted(monkeypatch, tmp_path):
+    scales, attend, trace = [], ReferenceBackend.attend, Mock(return_value=GpuTrace(1.0, 0.5))
+    monkeypatch.setattr(
+        ReferenceBackend, "attend", lambda self, data, call: scales.append(call.scale) or attend(self, data, call)
+    )
+    monkeypatch.setattr(ReferenceBackend, "timed_kernels", "attend", raising=False)
+    monkeypatch.setattr(kernel_bench, "trace_gpu", trace)
+    settings = config("codes", "graphs=[cora]", "source=official", "backends=[reference]", "shapes=[1x8]")
+    status, (row,) = run(settings, tmp_path / "r.csv")
+    assert (status, row.status, row.value, {*scales}) == (0, "ok", 0.5, {1.0})
+    assert {call.args[1] for call in trace.call_args_list} == {"attend"}
+    sharp = Problem(SimpleNamespace(**context_of(settings)), Shape(1, 8), "none").inputs(torch.float32)[0]
+    assert sharp.std() == pytest.approx(8**-0.5, rel=0.2)
+
+
+def context_of(settings: BenchConfig) -> dict:
+    meta = SimpleNamespace(num_nodes=500)
+    return {"loaded": SimpleNamespace(meta=meta), "device": torch.device("cpu"), "config": settings}
+
+
 def test_inputs_come_back_after_a_conversion_that_ran_out_of_memory(monkeypatch):
-    context = SimpleNamespace(loaded=SimpleNamespace(meta=SimpleNamespace(num_nodes=5)), device=torch.device("cpu"))
-    problem = Problem(context, Shape(1, 8), "none")
+    problem = Problem(SimpleNamespace(**context_of(config("single"))), Shape(1, 8), "none")
     before = problem.inputs(torch.float16)
     with monkeypatch.context() as patched:
         patched.setattr(torch.Tensor, "to", Mock(side_effect=torch.OutOfMemoryError))

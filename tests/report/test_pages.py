@@ -44,8 +44,8 @@ def test_sentences_of_the_readme_follow_from_rows_and_are_empty_without_them():
     ]
     found = {name: sentence(Data(frame(rows))) for name, sentence in SENTENCES.items()}
     assert found == {
-        "scale-in-short": "A training step on 16.8M edges (3 layers, float32, one NVIDIA H200) takes **20 ms and 2 GiB"
-        "**; compiled PyG takes 90 ms and 10 GiB ([table](docs/limits.md#when-it-is-worth-using)).",
+        "scale-in-short": "A training step on 16.8M edges (3 layers, float32, synthetic graph, one NVIDIA H200) takes "
+        "**20 ms and 2 GiB**; compiled PyG takes 90 ms and 10 GiB ([table](docs/limits.md#when-it-is-worth-using)).",
         "kernels-in-short": "",
     }
     kernels = [row(name, "fused3s", 1.0) for name in ("cora", "ogbn-arxiv", "pubmed")]
