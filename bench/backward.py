@@ -77,14 +77,21 @@ def measure(context: Context, case: Case) -> list[Row]:
 
 
 def plan_passes(context: Context, case: Case, problem: Problem) -> Passes:
-    """With a plan of a backend that has a backward pass of its own."""
+    """With a plan of a backend that has a backward pass of its own, or that autograd differentiates."""
     backend = REGISTRY[case.backend]
-    if not backend.has_backward:
-        raise UnsupportedInputsError("it has no backward pass of its own")
+    if not backend.trains:
+        raise UnsupportedInputsError("it computes no gradients")
     query, key, value, grad = problem.inputs
     inputs = {"dtype": query.dtype, "head_dim": case.dim, "num_heads": case.heads, "backward": True}
     plan = fused3s.plan_attention(context.pattern, backend=case.backend, device=context.device, **inputs)
     scale = context.config.scale_of(case.dim)
+    if not backend.has_backward:
+        leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+        kept = plan(*leaves, scale=scale)
+        return (
+            lambda: plan(*leaves, scale=scale).detach(),
+            lambda: torch.autograd.grad(kept, leaves, grad, retain_graph=True),
+        )
 
     def forward() -> tuple[torch.Tensor, torch.Tensor | None]:
         found = plan(query, key, value, return_lse=backend.writes_lse, scale=scale)

@@ -7,9 +7,9 @@
     published_dfgnn_hyper
     turbo_gnn                     turbo_gnn, of Abusagit/Turbo-GNN, with its default parameters
 
-A `source` names the commit that a backend is written for. All take square graphs and compute the forward pass alone.
-All but Turbo-GNN launch on CUDA's default stream, and F3S waits for the GPU in every call: sums of kernel durations
-compare them with others. A wrong output is the code's own, and the benchmark marks it.
+A `source` names the commit that a backend is written for. All take square graphs; Turbo-GNN alone has gradients. All
+but Turbo-GNN launch on CUDA's default stream, and F3S waits for the GPU in every call: sums of kernel durations compare
+them with others. A wrong output is the code's own, and the benchmark marks it.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ import torch
 from fused3s.backends.base import Backend, Call, InputSpec
 from fused3s.backends.cuda import refuse_gradients
 from fused3s.errors import UnsupportedGraphError
+from fused3s.graph.csr import csr_from_edges
+from fused3s.graph.edge_list import EdgeList
 from fused3s.graph.edges import canonical_csr, rows_of_edges
 from fused3s.runtime.device import NO_GPU
 
@@ -37,7 +39,7 @@ class PublishedFormat:
 
 
 class PublishedBackend(Backend):
-    """A code of other authors: one head, no gradients.
+    """A code of other authors: one head; no gradients, but for `autograd`.
 
     Attributes:
         packages: modules that it imports.
@@ -75,7 +77,8 @@ class PublishedBackend(Backend):
         return PublishedFormat(self.prepare(indptr.int(), indices))
 
     def attend(self, data: Any, call: Call) -> torch.Tensor:
-        refuse_gradients(self.name, *call[:3])
+        if not self.autograd:
+            refuse_gradients(self.name, *call[:3])
         if self.on_default_stream and call.query.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(f"backend {self.name} cannot be captured: it launches on CUDA's default stream")
         if call.query.shape[1] != 1:
@@ -181,11 +184,13 @@ class TurboGNNBackend(PublishedBackend):
     packages = ("turbo_gnn",)
     source = "github.com/Abusagit/Turbo-GNN, commit 5a883d2"
     on_default_stream = False
+    autograd = True
 
     def prepare(self, indptr: torch.Tensor, indices: torch.Tensor) -> Any:
-        # The backward pass alone reads the transposed graph.
+        edges = torch.stack([rows_of_edges(indptr.long()), indices.long()])
+        transposed = csr_from_edges(EdgeList(edges, 2 * (len(indptr) - 1,)))
         graph = import_module("turbo_gnn").AdjacencyForwardBackwardWithNodeBuckets
-        return graph.from_csr(indptr, indices, indptr, indices, is_directed=False)
+        return graph.from_csr(indptr, indices, transposed.indptr.int(), transposed.indices.int())
 
     def run(self, data: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         # In its convention a row has a key and gathers the queries of its neighbours.

@@ -71,6 +71,15 @@ def turbo(graph, x, Q, K, V, scale):  # noqa: N803 (its names)
     return attention(*graph, K[:, 0], Q[:, 0], V[:, 0], scale)[:, None]  # a row has a key there
 
 
+def both_directions(indptr, indices, *transposed):
+    sizes = (len(indptr) - 1,) * 2
+    there, back = (
+        torch.sparse_csr_tensor(*csr, torch.ones(len(indices)), sizes) for csr in ((indptr, indices), transposed)
+    )
+    assert there.to_dense().T.equal(back.to_dense())
+    return indptr, indices
+
+
 PACKAGES = {
     "F3S": {"preprocess_gpu": preprocess_gpu, "f3s_1tb1rw_scheduled_permuteV_scaleQK": fused3s},
     "FS_Block": {"blockProcess_sddmm_balance_gnn": blocks},
@@ -79,9 +88,7 @@ PACKAGES = {
     "fused_gtconv": {"gt_tiling_inference": tiling, "gt_hyper_inference": hyper},
     "turbo_gnn": {
         "graph_transformer_aggr": turbo,
-        "AdjacencyForwardBackwardWithNodeBuckets": SimpleNamespace(
-            from_csr=lambda indptr, indices, *transposed, is_directed: (indptr, indices)
-        ),
+        "AdjacencyForwardBackwardWithNodeBuckets": SimpleNamespace(from_csr=both_directions),
     },
 }
 NAMES = [name for name in REGISTRY if name.startswith("published_") or name == "turbo_gnn"]
@@ -113,6 +120,21 @@ def test_each_function_gets_its_arguments(name, scale):
     output = plan_attention(pattern, backend=name, device="cpu")(q, k, v, scale=scale, out_dtype=torch.float32)
     expected = attention(pattern.indptr, pattern.indices, q[:, 0], k[:, 0], v[:, 0], scale)
     torch.testing.assert_close(output[:, 0].double(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_gradients_of_turbo_gnn_are_measured_and_checked(tmp_path):
+    settings = config("backward", "backends=[turbo_gnn, published_fused3s]", "shapes=[1x64]", "repeats=2")
+    status, rows = run(settings, tmp_path / "backward.csv")
+    times = [row for row in rows if row.metric == "time"]
+    assert (status, [(row.backend, row.region, row.status) for row in times]) == (
+        0,
+        [
+            ("turbo_gnn", "forward", "ok"),
+            ("turbo_gnn", "backward", "ok"),
+            ("published_fused3s", "forward", "unsupported"),
+            ("published_fused3s", "backward", "unsupported"),
+        ],
+    )
 
 
 def test_the_stable_softmax_is_dropped_as_in_the_authors_benchmark():
