@@ -7,24 +7,29 @@ from report.cells import REAL, Cell, Grid, graphs, mean_of_real, over, show, tab
 from report.engine import COUNTED, DISTURBED, Data, Where, mean
 from report.published import captions
 
+PRECISIONS = {"fp32": of.FP32, "TF32": of.TF32, "fp16": of.FP16}  # of the layers outside attention
+BASELINES = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
+WAYS = {"eager": of.EAGER, "CUDA graph": of.GRAPH, "compiled with its blocks": {"launch": "compiled"}}
+WAYS |= {f"CUDA graph, {dense} blocks": of.GRAPH | {"dense": dense} for dense in ("compiled", "fused")}
 
-@table("Whole model, fp16")
+
+@table("Whole model")
 def model_times(data: Data) -> Grid:
-    """Milliseconds of a forward pass of 10 blocks, d = 128, one head. Layers outside attention compute in fp16 for all
-    backends; the projection writes the type that attention reads. `~`: CPU-bound (at least
+    """Milliseconds of a forward pass of 10 blocks, d = 128, one head, by precision of the layers outside attention, for
+    all backends; the projection writes the type that attention reads. `~`: CPU-bound (at least
     1.5 times as long as the GPU computes), left out of means."""
-    lines = {f"`{name}`, eager": of.EAGER | {"backend": name} for name in ("csr_unfused", "fused3s")}
-    for name in ("csr_unfused", "dfgnn_tiling", "flashsparse_stable", "fused3s_paper", "fused3s"):
-        lines[f"`{name}`, CUDA graph"] = of.GRAPH | {"backend": name}
-    lines["`fused3s`, CUDA graph, fused dense block"] = of.GRAPH | of.OURS | of.FUSED
-    where = of.MODEL | {"dim": 128}
-    lines = {name: where | line for name, line in lines.items()}
-    return Grid("attention and mode", lines, graphs(data, {}, where), show({}, ".3f"))
+    lines = {
+        f"{case}, `{name}`, {how}": of.MODEL | REAL | {"dim": 128, "backend": name} | precision | way
+        for case, precision in PRECISIONS.items()
+        for name in (*BASELINES, "fused3s_paper", "fused3s")
+        for how, way in WAYS.items()
+    }
+    lines = {name: line for name, line in lines.items() if data.pick(line)["status"].isin(COUNTED).any()}
+    return Grid("attention and mode", lines, graphs(data, {}, of.MODEL | {"dim": 128}), show({}, ".3f"))
 
 
 SIX_GRAPHS = ["pubmed", "elliptic", "musae-github", "ogbn-arxiv", "ogbg-molhiv", "peptides-func"]
-CASES = {"fp32": of.FP32, "TF32": of.TF32, "fp16": of.FP16}
-CASES = {name: of.MODEL | REAL | {"dim": 128} | case for name, case in CASES.items()}
+CASES = {name: of.MODEL | REAL | {"dim": 128} | case for name, case in PRECISIONS.items()}
 ANY_WAY = {"dense": ["plain", "compiled", "fused"], "launch": ["eager", "compiled", "cuda_graph"]}
 SHARE = ({}, {"scope": "attention"})
 
@@ -39,10 +44,9 @@ def end_to_end(data: Data) -> Grid:
     16-bit kernels have a faster projection. Last lines: the fastest of all others, `fused3s_paper`
     included, over `fused3s`: as plain CUDA graphs; then each in its fastest way, compiled PyG included, ours with the
     fused dense block in fp16, else with compiled blocks, in a CUDA graph."""
-    others = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
     paper = captions("Figure 8(c)")
     lines: dict[str, Cell] = {}
-    for name in others:
+    for name in BASELINES:
         stated = f" (in the paper {paper[name]:g})" if name in paper else ""
         for launch, way in {f"eager{stated}": of.EAGER, "CUDA graph": of.GRAPH}.items():
             lines[f"`{name}`, {launch}"] = _of_column(of.PAPER | way, way | {"backend": name})
