@@ -4,7 +4,7 @@ All layers outside attention have the precision of the configuration, whatever t
 torch.set_float32_matmul_precision("high"), in rows out_dtype tf32. The projection writes q, k and v in the type that
 the backend reads (`bench.projection`); an output of another type than the layers' is cast, in the time of attention.
 
-A time of at least 1.5 times that in which a traced pass keeps the GPU busy is set by the host, and marked as disturbed.
+A time of at least 1.1 times that in which a traced pass keeps the GPU busy is set by the host, and marked as disturbed.
 All cases of a width have the same weights. Logits are compared with those of a slow backend in float32 before a time
 is kept.
 """

@@ -23,7 +23,7 @@ from data.atomic import replacing
 
 NONE = "none"
 RUNS = "runs.csv"  # in the folder of the CSVs whose runs it describes
-HOST_BOUND = 1.5  # a pass of so many times the time in which the GPU is busy with it, or more, is timed by the host
+HOST_BOUND = 1.1  # a pass of so many times the time in which the GPU is busy with it, or more, is timed by the host
 NOT_PUBLISHED, NOT_BUILT = "not published", "not built"  # in the tables of results/datasets
 
 # ok: the output was compared with a reference and agrees. unchecked: measured, the output was not compared. wrong:

@@ -17,7 +17,7 @@ WAYS |= {f"CUDA graph, {dense} blocks": of.GRAPH | {"dense": dense} for dense in
 def model_times(data: Data) -> Grid:
     """Milliseconds of a forward pass of 10 blocks, d = 128, one head, by precision of the layers outside attention, for
     all backends; the projection writes the type that attention reads. `~`: CPU-bound (at least
-    1.5 times as long as the GPU computes), left out of means."""
+    1.1 times as long as the GPU computes, 1.5 times in rows of abc2f31), left out of means."""
     lines = {
         f"{case}, `{name}`, {how}": of.MODEL | REAL | {"dim": 128, "backend": name} | precision | way
         for case, precision in PRECISIONS.items()
@@ -38,7 +38,7 @@ SHARE = ({}, {"scope": "attention"})
 def end_to_end(data: Data) -> Grid:
     """Time of the 10-block model with another attention divided by its time with `fused3s_paper`, by precision of the
     layers outside attention, d = 128, one head: geometric mean over n of six real graphs; CPU-bound times are left out,
-    from 1.5 times that in which the GPU is busy: eager means hold time of the host. DGL ran in a process of its own.
+    from 1.1 times that in which the GPU is busy (rows of abc2f31: 1.5). DGL ran in a process of its own.
     The projection computes in 16 bits where layers or attention do, and writes the type that attention reads. "Without
     attention": the time of `csr_unfused` divided by its part outside attention, a limit in TF32 and fp16; in fp32 the
     16-bit kernels have a faster projection. Last lines: the fastest of all others, `fused3s_paper`

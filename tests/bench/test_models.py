@@ -173,7 +173,7 @@ def graphs_on_the_cpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("graphs_on_the_cpu")
-@pytest.mark.parametrize(("eager", "disturbed"), [(1.49, "no"), (1.51, "yes")])
+@pytest.mark.parametrize(("eager", "disturbed"), [(1.09, "no"), (1.11, "yes")])
 def test_an_eager_time_far_above_that_of_the_gpu_is_set_by_the_host(tmp_path, monkeypatch, eager, disturbed):
     def rounds(milliseconds):
         return Rounds(Spread(milliseconds, milliseconds, milliseconds, 3), (milliseconds,) * 2, disturbed=False)
