@@ -14,6 +14,7 @@ import torch
 
 import fused3s
 from bench.baselines import REGISTRY
+from bench.baselines.transposed import transposed
 from bench.checks import checked_columns, float64_attention, largest_row_error
 from bench.gradients import Gradients, float64_gradients, largest_gradient_error, torch_gradients
 from bench.kernels import byte_row, kernel_case, normal_inputs, refuse_impossible
@@ -22,9 +23,8 @@ from bench.traffic import gathered_columns
 from common.records import NONE, Row
 from common.timers import time_kernels_by_turns
 from configs.bench import BenchConfig, Shape
-from fused3s.graph.csr import CSRPattern, as_tensor, csr_from_edges
-from fused3s.graph.edge_list import EdgeList
-from fused3s.graph.edges import canonical_csr, rows_of_edges
+from fused3s.graph.csr import CSRPattern, as_tensor
+from fused3s.graph.edges import canonical_csr
 
 ALLOWED_OVER_TORCH = 2.0  # error over that of plain torch
 # Forward pass, with what the backward pass needs, and backward pass of one attention.
@@ -123,6 +123,4 @@ def traffic(case: Case, columns: tuple[int, int], shape: tuple[int, int]) -> dic
 def columns_of_both_passes(pattern: CSRPattern) -> tuple[int, int]:
     """Gathered columns of A, and of its transpose."""
     indptr, indices = canonical_csr(pattern, as_tensor(pattern.indices).device)
-    reversed_edges = torch.stack([rows_of_edges(indptr), indices.long()])
-    back = csr_from_edges(EdgeList(reversed_edges, pattern.shape[::-1]))
-    return gathered_columns(pattern), gathered_columns(back)
+    return gathered_columns(pattern), gathered_columns(transposed(indptr, indices, pattern.shape))

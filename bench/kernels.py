@@ -196,14 +196,13 @@ class Problem:
     def __init__(self, context: Context, shape: Shape, kind: str) -> None:
         self.context, self.shape, self.kind = context, shape, kind
         self._inputs: tuple[torch.Tensor, ...] = ()
-        scale = context.config.scale_of(shape.dim)
-        self.scale, self._of_query = (1.0, scale) if context.config.measure == "codes" else (scale, 1.0)
+        self.scale = 1.0 if context.config.measure == "codes" else context.config.scale_of(shape.dim)
 
     def inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """q [N, H, d], k and v [N, H or KV heads, d]. Those of another type are dropped."""
         if not self._inputs:  # also after a conversion that ran out of memory
-            query, *others = normal_inputs(self.context, self.shape, 3, torch.float16)
-            self._inputs = (query.mul_(self._of_query), *others)
+            self._inputs = tuple(normal_inputs(self.context, self.shape, 3, torch.float16))
+            self._inputs[0].mul_(self.context.config.scale_of(self.shape.dim) / self.scale)
         if self._inputs[0].dtype != dtype:
             tensors, self._inputs = list(self._inputs), ()
             for nth in range(len(tensors)):  # one at a time: both types of all three may not fit

@@ -288,10 +288,8 @@ def fig8_end_to_end(data: Data) -> Figure | None:
     if not words:
         return None
     drawn = on.bars(pd.concat(tables.values()), columns=len(MODELS), base=1)
-    title = (
-        f"Figure 8 (c): with the paper's kernel the model is {' and '.join(words)} as fast as with {name} where the "
-    )
-    drawn.suptitle(f"{title}GPU sets the time; {stated['dgl']:g}x over DGL in the paper")
+    title = f"Figure 8 (c): with the paper's kernel the model is {' and '.join(words)} as fast as with {name} "
+    drawn.suptitle(f"{title}where the GPU sets the time; {stated['dgl']:g}x over DGL in the paper")
     return drawn
 
 

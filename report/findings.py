@@ -1,4 +1,4 @@
-"""What a verdict is: the finding on a claim, and the rules that all predicates share."""
+"""The finding on a claim, with its verdict, and the rules that all predicates share."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -26,7 +26,6 @@ KERNEL_SUMS = {"bench": "codes", "metric": "kernel_time", "launch": "none", "l2"
 
 EAGER = {"launch": "eager"}
 GRAPH = {"launch": "cuda_graph"}
-FUSED = {"dense": "fused"}
 FP32 = {"dtype": "float32", "out_dtype": "float32"}
 MODEL = TIME | GRAPH | {"bench": "end_to_end", "region": "none", "scope": "model", "heads": 1, "blocks": 10}
 MODEL |= {"dtype": "float16", "dense": "plain", "variant": "none"}

@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
+from bench.baselines.transposed import transposed
 from fused3s.backends.base import Backend, Call, InputSpec
 from fused3s.backends.cuda import refuse_gradients
 from fused3s.errors import UnsupportedGraphError
-from fused3s.graph.csr import csr_from_edges
-from fused3s.graph.edge_list import EdgeList
 from fused3s.graph.edges import canonical_csr, rows_of_edges
 from fused3s.runtime.device import NO_GPU
 
@@ -187,10 +186,9 @@ class TurboGNNBackend(PublishedBackend):
     autograd = True
 
     def prepare(self, indptr: torch.Tensor, indices: torch.Tensor) -> Any:
-        edges = torch.stack([rows_of_edges(indptr.long()), indices.long()])
-        transposed = csr_from_edges(EdgeList(edges, 2 * (len(indptr) - 1,)))
+        back = transposed(indptr, indices, 2 * (len(indptr) - 1,))
         graph = import_module("turbo_gnn").AdjacencyForwardBackwardWithNodeBuckets
-        return graph.from_csr(indptr, indices, transposed.indptr.int(), transposed.indices.int())
+        return graph.from_csr(indptr, indices, back.indptr.int(), back.indices.int())
 
     def run(self, data: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         # In its convention a row has a key and gathers the queries of its neighbours.

@@ -170,8 +170,8 @@ def test_the_queries_of_codes_hold_the_scale_so_that_no_kernel_of_ours_is_counte
     status, (row,) = run(settings, tmp_path / "r.csv")
     assert (status, row.status, row.value, {*scales}) == (0, "ok", 0.5, {1.0})
     assert {call.args[1] for call in trace.call_args_list} == {"attend"}
-    sharp = Problem(SimpleNamespace(**context_of(settings)), Shape(1, 8), "none").inputs(torch.float32)[0]
-    assert sharp.std() == pytest.approx(8**-0.5, rel=0.2)
+    query = Problem(SimpleNamespace(**context_of(settings)), Shape(1, 8), "none").inputs(torch.float32)[0]
+    assert query.std() == pytest.approx(8**-0.5, rel=0.2)
 
 
 def context_of(settings: BenchConfig) -> dict:
