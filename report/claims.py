@@ -45,10 +45,8 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
 "Re-implementations": `fused3s_paper`, this repository's form of the paper's kernel, and its forms of the baselines;
 d = 128, fp16 inputs, fp32 output, back to back with a warm L2 cache unless stated otherwise. DF-GNN, PyG and
 `csr_unfused` compute in fp32. n counts graphs; the ratios of a graph at several d are averaged first. "The authors'
-codes": sums of kernel durations without launches ([how](paper/README.md)), end to end the eager model. Those of
-Fused3S are of 22 November; those of DF-GNN hold a pass over the queries that is ours, without which its gain of 2.2x on
-single graphs is {part}. A wrong output is in no mean. `make reproduce-figures FIGURES=codes` measures them where
-they are installed. {provenance}.
+codes": sums of kernel durations without launches ([how](paper/README.md)), end to end the eager model. A wrong
+output is in no mean. `make reproduce-figures FIGURES=codes` measures them where they are installed. {provenance}.
 
 """
 

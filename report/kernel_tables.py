@@ -121,8 +121,8 @@ def kernel_baselines(data: Data) -> Grid:
 def published_codes(data: Data) -> Grid:
     """Time of a published code divided by ours on the same real graphs (same hash of the edges). Times of published
     codes are sums of kernel durations, which hold no launch cost. Ours are back to back, or isolated: the fair ratio
-    lies between the two; or sums as theirs. A code whose output is wrong has no line or fewer graphs; the times of
-    Fused3S are of 22 November ([how](paper/README.md))."""
+    lies between the two; or sums as theirs. A code whose output is wrong has no line or fewer graphs
+    ([how](paper/README.md))."""
     compare = partial(over, text=mean_of_real, by=HASH)
     alone = {"Fused3S": "fused3s_paper", "FlashSparse": "flashsparse_naive"}
     alone |= {"DF-GNN tiling": "dfgnn_tiling", "DF-GNN hyper": "dfgnn_hyper"}

@@ -1,14 +1,10 @@
-"""Bytes and rates of rows, and the authors' codes beside ours."""
+"""Bytes and rates of rows."""
 
 import pytest
 from kernel_rows import row
 
 from report.engine import Data
-from report.published import published_rows
-from report.rows import frame, select
-from report.selections import CODES, KERNEL, PAPER, WARM
-
-CORA = "71cccafe332d3db3"  # of results/paper/published_codes_graphs.csv
+from report.rows import frame
 
 
 def test_achieved_rates_are_of_correct_times_with_their_bytes():
@@ -24,11 +20,3 @@ def test_achieved_rates_are_of_correct_times_with_their_bytes():
     assert values["tflop_per_s"] == pytest.approx(4 * 128 * 10_556 / 2e-3 / 1e12)
     other = Data(frame(rows)).benches["kernels"].query("dataset == 'pubmed'")
     assert "tb_per_s" not in {*other["metric"]}
-
-
-def test_the_authors_codes_are_found_by_the_hash_of_the_edges():
-    times = select(published_rows(), {"bench": "codes", "backend": "fused3s_paper", "dim": 128, "heads": 1})
-    theirs = times.set_index("data_sha256")["value"]
-    rows = [row("another name", "fused3s_paper", 0.5, data_sha256=CORA), row("cora", "fused3s_paper", 9.0)]
-    found = Data(frame(rows)).pairs(KERNEL | WARM | {"dim": 128}, PAPER, CODES | PAPER, ["data_sha256"])
-    assert [*found["ratio"]] == pytest.approx([theirs[CORA] / 0.5])
