@@ -280,7 +280,8 @@ def fig8_end_to_end(data: Data) -> Figure | None:
             if len(over) and series != "fused3s_paper":
                 value = mean(by_graph(over)["ratio"])
                 if series == base and len(few := real(by_graph(over))):
-                    words.append(f"{mean(few['ratio']):.2f}x ({dtype}, {len(few)} real graphs)")
+                    graphs = "1 real graph" if len(few) == 1 else f"{len(few)} real graphs"
+                    words.append(f"{mean(few['ratio']):.2f}x ({dtype}, {graphs})")
                 one = {"value": value, "text": f"{value:.2f}x", "colour": on.PAPER, "group": "mean"}
                 one |= {"panel": f"{title}\n{dtype}", "name": "the paper's kernel over each, mean"}
                 extra.append(one | {"tick": stated.get("dgl" if series == base else series, np.nan)})
