@@ -6,7 +6,7 @@ tells what was found. Title and docstring are the alternative text of the pictur
 
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,9 +104,13 @@ def hero(data: Data, dim: int = 128) -> Figure | None:
         text = f"{on.factor(graph['ratio'])} over {on.name(others[graph['data_sha256']])}"
         lines.append(line(graph, "fused3s", graph["ratio"], text, panel="", name=on.graph(graph)))
     drawn = on.bars(pd.DataFrame(lines), base=1)
-    words = f"{mean(found['ratio']):.2f}x as fast as the best other kernel on {len(found)} real graphs"
+    words = f"{mean(found['ratio']):.2f}x as fast as the best other kernel on {real_graphs(found)}"
     drawn.suptitle(f"fused3s is {words}, 16 bits, d = {dim}")
     return drawn
+
+
+def real_graphs(found: Sized) -> str:
+    return "1 real graph" if len(found) == 1 else f"{len(found)} real graphs"
 
 
 KERNELS = ["fused3s", "fused3s_paper", "F3S_reorderRW", "F3S_splitC", "F3S_splitR", "flashsparse_naive"]
@@ -148,7 +152,7 @@ def kernels_of_the_paper(data: Data, number: int, graphs: Sequence[str], dim: in
         lines.append(one | marks)
     drawn = on.bars(pd.DataFrame(lines), base=1)
     on_real = real(over[TILING])["ratio"]
-    words = f"{mean(on_real):.2f}x on {len(on_real)} real graphs; " * (0 < len(on_real) < len(over[TILING]))
+    words = f"{mean(on_real):.2f}x on {real_graphs(on_real)}; " * (0 < len(on_real) < len(over[TILING]))
     words = f"{mean(over[TILING]['ratio']):.2f}x as fast as DF-GNN tiling ({words}paper: {stated[0][TILING]:g}x)"
     if "fused3s" in over:
         words += f", fused3s {1 / mean(over['fused3s']['ratio']):.2f}x as fast as the paper's kernel"
@@ -280,8 +284,7 @@ def fig8_end_to_end(data: Data) -> Figure | None:
             if len(over) and series != "fused3s_paper":
                 value = mean(by_graph(over)["ratio"])
                 if series == base and len(few := real(by_graph(over))):
-                    graphs = "1 real graph" if len(few) == 1 else f"{len(few)} real graphs"
-                    words.append(f"{mean(few['ratio']):.2f}x ({dtype}, {graphs})")
+                    words.append(f"{mean(few['ratio']):.2f}x ({dtype}, {real_graphs(few)})")
                 one = {"value": value, "text": f"{value:.2f}x", "colour": on.PAPER, "group": "mean"}
                 one |= {"panel": f"{title}\n{dtype}", "name": "the paper's kernel over each, mean"}
                 extra.append(one | {"tick": stated.get("dgl" if series == base else series, np.nan)})

@@ -67,7 +67,7 @@ def test_figure_5_is_speed_up_over_tiling_beside_the_papers_own_values():
     # The paper's captions: 2.8 and 2.7 over tiling, 14.7 and 12.3 over PyG; ours: the means of cora and reddit
     assert bars(means) == pytest.approx({"DF-GNN tiling": 1.5**0.5, "PyG": 6.0})
     assert {"|": marks(means)["|"], "o": marks(means)["o"]} == {"|": [2.8, 14.7], "o": [2.7, 12.3]}
-    title = "Figure 5: the paper's kernel is 1.22x as fast as DF-GNN tiling (3.00x on 1 real graphs; paper: 2.8x)"
+    title = "Figure 5: the paper's kernel is 1.22x as fast as DF-GNN tiling (3.00x on 1 real graph; paper: 2.8x)"
     assert " ".join(figure.get_suptitle().split()) == title
     assert alt.startswith(title)
     assert any("commit" in text for text in texts(figure))
@@ -118,9 +118,7 @@ def test_figure_7_has_a_bar_for_each_sm_and_figure_8_the_share_of_attention():
     data = Data(frame(rows))
     figure = draw(data, "fig8_end_to_end").figure
     title = " ".join(figure.get_suptitle().split())
-    assert (
-        "the model is 2.00x (float32, 1 real graphs) and 3.00x (tf32, 1 real graphs) as fast as with cuSPARSE" in title
-    )
+    assert "the model is 2.00x (float32, 1 real graph) and 3.00x (tf32, 1 real graph) as fast as with cuSPARSE" in title
     assert title.endswith("; 5.36x over DGL in the paper")
     for dtype, factor, time in (("float32", 2.0, "4"), ("tf32", 3.0, "2")):
         axes = axes_of(figure, f"the paper's\nkernel\n{dtype}")
@@ -131,7 +129,7 @@ def test_figure_7_has_a_bar_for_each_sm_and_figure_8_the_share_of_attention():
     assert marks(slowest)["|"] == [5.36]
     with_dgl = Data(frame([*rows, row("ogbn-arxiv", "dgl", 16.0, dtype="float32", **model)]))
     figure = draw(with_dgl, "fig8_end_to_end").figure
-    assert "4.00x (float32, 1 real graphs) as fast as with DGL" in " ".join(figure.get_suptitle().split())
+    assert "4.00x (float32, 1 real graph) as fast as with DGL" in " ".join(figure.get_suptitle().split())
     assert bars(axes_of(figure, "the paper's\nkernel\nfloat32"))["ogbn-arxiv, d = 64"] == 4.0
     share_of = axes_of(draw(data, "fig8_attention_share").figure, "the paper's\nkernel\nfloat32")
     assert bars(share_of) == {"ogbn-arxiv, d = 64": 0.25}
@@ -146,7 +144,7 @@ def test_the_first_picture_names_the_best_other_kernel_of_each_graph():
     figure = draw(Data(frame(rows)), "hero").figure
     assert bars(figure.axes[0]) == {"cora, 10.6K edges": 1.5}
     assert "1.5x over FlashSparse naive" in texts(figure)
-    assert figure.get_suptitle().startswith("fused3s is 1.50x as fast as the best other kernel on 1 real graphs")
+    assert figure.get_suptitle().startswith("fused3s is 1.50x as fast as the best other kernel on 1 real graph")
 
 
 def test_a_learning_curve_stands_beside_its_test_score_and_a_published_one():

@@ -16,3 +16,13 @@ def test_without_rows_nothing_is_claimed(tmp_path):
     seconds = pd.DataFrame([{"step": "sm_active", "seconds": 61, "device": "my GPU"}])
     line = "| `make reproduce-figures FIGURES=sm_active` | 2 (my GPU) | `figures/fig7_sm_activity.png` | 2 not"
     assert line in claims.shown(found, seconds)
+
+
+def test_each_without_cases_is_a_value_of_the_predicate(monkeypatch):
+    less = {"each": 0.8, "cases": {"each": ["pyg", "dgl"], "$": {"backend": "$1", "dataset": "$0"}}}
+    section = {"title": "t", "claims": [{"says": "$0", "each": [["cora"], ["pubmed"]], "less": less}]}
+    monkeypatch.setattr(claims, "read_yaml", lambda name: {"sections": [section]})
+    found = claims.sections()[0]["claims"]
+    assert [claim["says"] for claim in found] == ["cora", "pubmed"]
+    cases = {name: {"backend": name, "dataset": "pubmed"} for name in ("pyg", "dgl")}
+    assert found[1]["less"] == {"each": 0.8, "cases": cases}

@@ -54,6 +54,11 @@ def test_the_least_favourable_of_all_and_of_real_graphs_counts():
     finding = judged("near", Data(frame(rows)), {"value": 2.2, "cases": {"": PAIR}})
     assert (finding.verdict, finding.ours) == (PART, "2.19x (n = 2, 1 synthetic); real 1.20x (n = 1)")
     assert finding.real == PART
+    rebuilt = [
+        one.model_copy(update={"data_sha256": "a6b14c2d744e4bce"}) if one.dataset == "a" else one for one in rows
+    ]
+    told = judged("near", Data(frame(rebuilt)), {"value": 2.2, "cases": {"": PAIR}}).ours
+    assert told.startswith("2.19x (n = 2, 1 synthetic, 1 rebuilt)")
     above = PAIR | {"above": 3}
     assert judged("holds", Data(frame(rows)), {"cases": {"pyg": above}}).real == NO
     unmeasured = PAIR | {"dim": 64}
