@@ -18,8 +18,8 @@ from common.gpu_state import limits
 from common.records import NONE
 
 _ROOT = Path(__file__).resolve().parent.parent
-# Folders whose code runs in a measured time, or takes it.
-TIMED = ("kernels", "models", "parallel", "data", "common", "bench")
+# Folders whose code runs in a measured time, or takes it. `configs` names variants of kernels, `examples` are timed.
+TIMED = ("kernels", "models", "parallel", "data", "common", "bench", "configs", "examples")
 
 
 def provenance(device: torch.device) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 refused.
 
 The first column or row index is the query and the second the key (see `data`), unless a header says otherwise: one with
-the words of ENDS names the columns, and a `target` attends to its `source`. Columns of text are separated by spaces,
-tabs, commas or semicolons, as its first line has them.
+the words of ENDS names the columns, and a `target` attends to its `source`; another header is a warning. Spaces, tabs,
+commas or semicolons separate the columns of a text, as its first line has them.
 
 Of an .npz of many small graphs `batch_size` form the batch. The type of `graph_label` says what a model gets and how it
 is scored: integers [B] are classes, -1 for unknown; integers [B, T] answers to T questions, 1 for yes, 0 for no, -1 for
@@ -41,7 +41,9 @@ SPLIT = tuple(f"{part}_ids" for part in PARTS)
 GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_feat", *SPLIT)
 COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "edge_feat", "graph_label", *SPLIT)
 TEXT = (".txt", ".csv", ".tsv", ".txt.gz", ".csv.gz", ".tsv.gz")
-ENDS = (("query", "key"), ("target", "source"), ("dst", "src"), ("to", "from"))  # columns by name, the query first
+# Columns by name, the query first; also with an ending: source_id, FromNodeId.
+ENDS = (("query", "key"), ("target", "source"), ("dst", "src"), ("to", "from"), ("tail", "head"))
+ENDING = re.compile(r"(?<=\w)[ _-]?(node)?[ _-]?(id|idx|index)?$")
 ID = re.compile(r"\s*[+-]?\d{1,18}(\.0*)?\s*")
 SPLIT_WORDS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 
@@ -138,9 +140,13 @@ def _read_columns(path: Path) -> np.ndarray:
 
     separator, cells, has_header = _form(path)
     ends = [0, 1]  # columns of the query and the key
-    if named := next((names for names in ENDS if {*names} <= {*cells}), None):
-        ends = [*map(cells.index, named)]
+    words = [ENDING.sub("", cell) for cell in cells]
+    if named := next((names for names in ENDS if {*names} <= {*words}), None):
+        ends = [*map(words.index, named)]
         logger.info("%s: a %s attends to its %s, as the header names them", path, *named)
+    elif has_header and cells:
+        text = "%s: the header names neither end of an edge: the first column, %s, attends to the second; known are %s"
+        logger.warning(text, path, cells[0], ", ".join("/".join(names) for names in ENDS))
     if unread := [nth for nth in range(len(cells)) if nth not in ends]:
         names = [cells[nth] if has_header else str(nth + 1) for nth in unread]
         logger.warning("%s: not read, as an edge has no value: column %s", path, ", ".join(names))

@@ -206,6 +206,8 @@ def _finish(
 ) -> LoadedGraph:
     """Check the contents, add features if the source has none, and describe the graph."""
     name, owner = entry.name, f"{entry.name} ({csr.origin})"
+    if csr.target and csr.target[0] == "accuracy" and entry.metric in ("rocauc", "ap"):  # integers [B] are answers here
+        csr = replace(csr, graph_labels=np.where(csr.graph_labels == -1, np.nan, csr.graph_labels))
     _check_labels(entry, owner, csr)
     if csr.removed:
         listed = csr.col.size + csr.removed

@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -61,7 +62,7 @@ def blocks(data: Data, findings: Mapping[str, Finding], results: Path, pictures:
     seconds = pd.read_csv(durations) if durations.exists() else None
     found |= dict.fromkeys((f"picture-{name}" for name in FIGURES), "")
     found |= {f"picture-{name}": f"![{one.alt}](results/figures/{one.file}.png)" for name, one in pictures.items()}
-    found |= {name: sentence(data) for name, sentence in SENTENCES.items()}
+    found |= {name: data.of_one_device(partial(sentence, data)) for name, sentence in SENTENCES.items()}
     found |= {"paper": headlines(findings), "verdicts": verdict_counts(findings)}
     return found | {"paper-figures": shown(findings, seconds)}
 

@@ -175,7 +175,8 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     if not verdicts:
         raise NotRecordedError
     codes = {name: quiet(pairs(data, case)) for name, case in spec.get("codes", {}).items()}
-    theirs = {name: mean(rows["ratio"]) for name, rows in codes.items() if len(rows)}
+    codes = {name: by_graph(rows) for name, rows in codes.items() if len(rows)}
+    theirs = {name: mean(rows["ratio"]) for name, rows in codes.items()}
     words = ", ".join(f"{name} {value:.2f} (n = {len(codes[name])})" for name, value in theirs.items())
     if len(theirs) > 1:
         words += f": {YES if all(_below_first(theirs.values())) else NO}"

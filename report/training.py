@@ -16,9 +16,12 @@ def standard_error(values: pd.Series) -> float:
 
 
 def tested(data: Data, bench: str) -> pd.DataFrame:
-    """Metrics on the test split of weights in a file, on all GPUs."""
+    """Metrics on the test split of weights in a file, on all GPUs. A seed that was trained again, in another folder or
+    on more GPUs, counts once, with its last score."""
     rows = data.pick({"bench": bench, "checkpoint": {"not": ["none"]}, "device": {"not": ["none"]}})
-    return rows[rows["metric"].str.startswith("test_") & (rows["status"] == "unchecked")]
+    rows = rows[rows["metric"].str.startswith("test_") & (rows["status"] == "unchecked")]
+    once = [*RUN, "variant", "metric"] if bench == "train" else [*RUN, "checkpoint", "metric"]
+    return rows.sort_values("date", kind="stable").drop_duplicates(once, keep="last")
 
 
 def split_scores(data: Data) -> str:
@@ -45,7 +48,9 @@ def split_scores(data: Data) -> str:
 def inference_changes(data: Data) -> str:
     """How much the metric of the same weights changes in inference with another attention or precision; a sentence."""
     trained, used = tested(data, "train"), tested(data, "infer")
-    pairs = used.merge(trained, on=["dataset", "checkpoint", "metric"], suffixes=("", "_trained"))
+    weights = ["dataset", "checkpoint", "metric"]
+    pairs = used.merge(trained.drop_duplicates(weights, keep="last"), on=weights, suffixes=("", "_trained"))
+    pairs = pairs[pairs["date"] >= pairs["date_trained"]]  # else the file was written anew since
     pairs = pairs[(pairs["backend"] != pairs["backend_trained"]) | (pairs["dtype"] != pairs["dtype_trained"])]
     pairs = pairs.assign(change=pairs["value"] - pairs["value_trained"])
     ways = ["label", "backend_trained", "dtype_trained", "backend", "dtype"]

@@ -10,6 +10,7 @@ import pandas as pd
 from common.columns import dtype_name, run_columns
 from common.records import Row
 from common.timers import Spread
+from models.training.errors import TrainingError
 from models.training.log import LOG
 from models.training.loop import Trainer
 
@@ -40,7 +41,10 @@ def run_rows(trainer: Trainer, config_path: Path) -> list[Row]:
 
 def learning_curve(trainer: Trainer) -> pd.Series:
     """The metric of a finished run on the validation split, by epoch; after a log was moved away without the first."""
-    return pd.read_csv(trainer.folder / LOG, index_col="epoch")["valid_metric"]
+    path = trainer.folder / LOG
+    if not path.is_file():
+        raise TrainingError(f"{path}: missing, with the learning curve of a finished run; put it back, or train anew")
+    return pd.read_csv(path, index_col="epoch")["valid_metric"]
 
 
 def curve_rows(trainer: Trainer, curves: Sequence[pd.Series], config_path: Path) -> list[Row]:

@@ -1,7 +1,9 @@
 """Provenance: commit and changes of the code, versions, and "none" where a tool is missing."""
 
+import ast
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +87,22 @@ def test_sources_are_all_code_that_a_time_depends_on(repository, name):
     before = module.sources.__wrapped__()
     (repository[0] / name).write_text("int(2);")
     assert module.sources.__wrapped__() != before
+
+
+def test_whatever_a_benchmark_imports_is_hashed():
+    """Folders of this repository that bench/ imports, and those that these import, as their sources say."""
+    root = Path(module.__file__).parents[1]
+    folders, left = {"bench"}, ["bench"]
+    while left:
+        for path in root.joinpath(left.pop()).rglob("*.py"):
+            nodes = [*ast.walk(ast.parse(path.read_bytes()))]
+            names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+            names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+            tops = {"kernels" if (top := name.partition(".")[0]) == "fused3s" else top for name in names}
+            new = {top for top in tops if root.joinpath(top).is_dir()} - folders
+            folders, left = folders | new, [*left, *new]
+    assert len(folders) > 5
+    assert folders <= {*module.TIMED}
 
 
 def test_a_comment_makes_no_time_stale(repository):

@@ -155,6 +155,14 @@ def test_an_unknown_class_of_a_graph_under_a_registered_name(tmp_path):
         data.load("ogbg-ppa", path=collection_npz(path, graph_label=np.array([2, -1, 37])), batch_size=3)
 
 
+def test_integers_are_answers_where_the_data_set_asks_a_question(tmp_path):
+    path = collection_npz(tmp_path / "c.npz", graph_label=np.array([1, -1, 0]))
+    labels = data.load("ogbg-molhiv", path=path, batch_size=3).labels
+    np.testing.assert_array_equal(labels, np.array([[1], [np.nan], [0]], np.float32))
+    with pytest.raises(ValueError, match="a graph label of 2; 0, 1, and NaN"):
+        data.load("ogbg-molhiv", path=collection_npz(path, graph_label=np.array([1, -1, 2])), batch_size=3)
+
+
 def damaged(name, change):
     """A file of FORMATS whose bytes are changed."""
 
@@ -290,6 +298,10 @@ def test_a_first_line_with_numbers_is_an_edge(tmp_path, lines):
         ("target,source", [[0, 1], [0, 2]]),
         ("query,key", [[0, 1], [0, 2]]),
         ("key,query", [[1, 0], [2, 0]]),
+        ("source_id,target_id", [[1, 0], [2, 0]]),
+        ("FromNodeId\tToNodeId", [[1, 0], [2, 0]]),
+        ("from_node,to_node", [[1, 0], [2, 0]]),
+        ("head,tail", [[1, 0], [2, 0]]),
         ("node_1,node_2", [[0, 1], [0, 2]]),
     ],
 )
@@ -298,6 +310,16 @@ def test_a_header_says_the_direction_of_an_edge(tmp_path, header, edges):
     rows = [header, *(separator.join(["0", str(end), "7"][: header.count(separator) + 1]) for end in (1, 2))]
     (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
     assert np.argwhere(dense(load(tmp_path / "a.csv"))).tolist() == edges
+
+
+def test_a_header_without_a_direction_is_told(tmp_path, caplog):
+    (tmp_path / "a.csv").write_text("me,friend\n0,1\n1,2\n")
+    load(tmp_path / "a.csv")
+    assert "the header names neither end of an edge: the first column, me, attends to the second" in caplog.text
+    caplog.clear()
+    (tmp_path / "a.csv").write_text("source,target\n0,1\n1,2\n")
+    load(tmp_path / "a.csv")
+    assert "neither" not in caplog.text
 
 
 def test_named_columns_stand_anywhere_and_others_are_told(tmp_path, caplog):

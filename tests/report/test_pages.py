@@ -8,8 +8,9 @@ from scripts_as_modules import load_script
 from typer.testing import CliRunner
 
 from common.records import append_rows
+from report.claims import judged
 from report.engine import Data
-from report.pages import fill
+from report.pages import blocks, fill
 from report.rows import frame
 from report.sentences import SENTENCES
 from report.training import inference_changes, split_scores
@@ -32,7 +33,7 @@ def test_a_wrong_marker_is_an_error_that_names_it(text, message):
         fill(text, {"a": "new"})
 
 
-def test_sentences_of_the_readme_follow_from_rows_and_are_empty_without_them():
+def test_sentences_of_the_readme_follow_from_rows_and_are_empty_without_them(tmp_path):
     step = {"bench": "layers", "plan": "fixed", "l2": "none", "region": "step", "dtype": "float32", "launch": "eager"}
     memory = {"metric": "peak_memory", "unit": "MiB"}
     sides = {"auto": ({}, 20.0, 2048.0), "pyg": ({"launch": "compiled"}, 90.0, 10_240.0)}
@@ -59,6 +60,14 @@ def test_sentences_of_the_readme_follow_from_rows_and_are_empty_without_them():
     assert "on 2 real graphs: ours is 2.00 to 3.00 times as fast" in found["kernels-in-short"]
     assert "in isolated launches 1.00 to 1.50 times" in found["kernels-in-short"]
     assert found["scale-in-short"] == ""
+    others = [
+        one.model_copy(update={"device": "another GPU", "date": "2030", "value": 99.0})
+        for one in rows
+        if one.metric == "time"
+    ]
+    told = Data(frame([*rows, *others]))
+    of_two_gpus = blocks(told, judged(told, tmp_path), tmp_path, {})["scale-in-short"]
+    assert of_two_gpus == "" or "one NVIDIA H200) takes **20 ms and 2 GiB**" in of_two_gpus  # the other has no memory
 
 
 def score(bench: str, backend: str, seed: int, value: float, **changes):
@@ -94,6 +103,13 @@ def test_scores_of_another_configuration_are_a_line_of_their_own():
     assert [line.split(" | ")[6:8] for line in lines] == [["3", "0.8000 ± 0.0000"], ["2", "0.4000 ± 0.0000"]]
 
 
+def test_a_seed_that_was_trained_again_counts_once():
+    runs = [score("train", "fused3s", seed, 0.4, checkpoint=f"one/{seed}", date="2026-11-01") for seed in (0, 1)]
+    runs += [score("train", "fused3s", 0, 0.8, checkpoint="two/0", ranks=4, launch="none", date="2026-11-02")]
+    line = next(line for line in split_scores(Data(frame(runs))).splitlines() if "fused3s" in line)
+    assert line.split(" | ")[6:8] == ["2", "0.6000 ± 0.2000"]
+
+
 def test_scores_on_molecules_that_are_not_ogbs_are_labelled():
     one = score("train", "fused3s", 0, 0.8, data_sha256="4623aad1a8fefc37")
     table = split_scores(Data(frame([one.model_copy(update={"dataset": "ogbg-molhiv"})])))
@@ -106,6 +122,8 @@ def test_a_change_in_inference_is_of_the_same_weights():
         score("infer", "reference", seed, value, dtype="float32", variant="none")
         for seed, value in ((0, 0.7), (1, 0.9))
     ]
+    again = score("train", "fused3s", 0, 0.1, config_sha="other", date="2030")  # into the same file, after its use
+    assert "+0.00000 ± 0.00000 over 1 seeds" in inference_changes(Data(frame([*trained, *used, again])))
     text = inference_changes(Data(frame([*trained, *used])))
     assert (
         "at most +0.05000 ± 0.05000 over 2 seeds (cora, trained with fused3s in float16, reference in float32)" in text

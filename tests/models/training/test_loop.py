@@ -201,6 +201,15 @@ def test_a_state_from_before_a_key_has_its_default_and_a_key_that_is_gone_does_n
         Trainer(make_config(training__epochs=2, training__ema=0.5), nodes, tmp_path, seed=0, resume=True)
 
 
+def test_a_run_goes_on_where_its_data_was_moved(nodes, make_config, trained, tmp_path):
+    trained(make_config(training__epochs=2, training__schedule="constant"), nodes, tmp_path)
+    moved = make_config(training__epochs=3, training__schedule="constant", data__root="elsewhere")
+    assert Trainer(moved, nodes, tmp_path, seed=0, resume=True).done == 2
+    other = dataclasses.replace(nodes, meta=dataclasses.replace(nodes.meta, sha256="of other edges"))
+    with pytest.raises(TrainingError, match=r"data was '.* and is '.* of other edges'"):
+        Trainer(moved, other, tmp_path, seed=0, resume=True)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_state_of_a_device_with_other_pieces_of_the_weights_resumes(
     nodes, make_config, trained, tmp_path, monkeypatch, optimizer
