@@ -18,7 +18,8 @@ from common.gpu_state import limits
 from common.records import NONE
 
 _ROOT = Path(__file__).resolve().parent.parent
-# Folders whose code runs in a measured time, or takes it. `configs` names variants of kernels, `examples` are timed.
+# Folders whose code runs in a measured time, or takes it: `configs` has the variants of kernels, and `bench/doors.py`
+# times `examples`.
 TIMED = ("kernels", "models", "parallel", "data", "common", "bench", "configs", "examples")
 
 

@@ -56,7 +56,9 @@ def check_targets(owner: str, labels: np.ndarray, num_classes: int, metric: str 
     if metric in ("rocauc", "ap"):
         wrong = labels[~np.isnan(labels) & (labels != 0) & (labels != 1)]
         if wrong.size:
-            raise ValueError(f"{owner}: a graph label of {wrong[0]:g}; 0, 1, and NaN for unknown, are allowed")
+            raise ValueError(
+                f"{owner}: a graph label of {wrong[0]:g}; 0 and 1, and for unknown NaN, in integers -1, are allowed"
+            )
 
 
 def check_classes(owner: str, labels: np.ndarray, num_classes: int) -> None:

@@ -20,9 +20,9 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -41,9 +41,9 @@ SPLIT = tuple(f"{part}_ids" for part in PARTS)
 GRAPH, WITH_GRAPH = ("src_li", "dst_li", "num_nodes"), ("feat", "label", "edge_feat", *SPLIT)
 COLLECTION, WITH_COLLECTION = ("node_counts", "edge_counts", "u", "v"), ("feat", "edge_feat", "graph_label", *SPLIT)
 TEXT = (".txt", ".csv", ".tsv", ".txt.gz", ".csv.gz", ".tsv.gz")
-# Columns by name, the query first; also with an ending: source_id, FromNodeId.
+# Columns by name, the query first; also with an ending, if none is named without: source_id, FromNodeId.
 ENDS = (("query", "key"), ("target", "source"), ("dst", "src"), ("to", "from"), ("tail", "head"))
-ENDING = re.compile(r"(?<=\w)[ _-]?(node)?[ _-]?(id|idx|index)?$")
+ENDING = re.compile(r"[ _-]?(node)?[ _-]?(id|idx|index)?$")
 ID = re.compile(r"\s*[+-]?\d{1,18}(\.0*)?\s*")
 SPLIT_WORDS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 
@@ -75,6 +75,8 @@ def read_graph(path: str | Path, selection: Selection) -> CsrGraph:
 
         raw = matrix_graph(path, scipy.io.mmread)
     elif _text_ending(path):
+        with reading(path):
+            _tell_direction(path)
         table = nodes_table(path)
         raw = _with_table(path, table, read_pairs(path)) if table else ranked_graph(path, read_pairs(path))
     else:
@@ -114,11 +116,15 @@ def _text_ending(path: Path) -> str | None:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number and text of the lines with content, without comments."""
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, 1):
             if content := line.partition("#")[0].strip(" \r\n"):
                 yield number, content
+
+
+def _opened(path: Path) -> TextIO:
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    return opened(path, "rt", encoding="utf-8-sig", errors="replace")
 
 
 def _form(path: Path) -> tuple[str, list[str], bool]:
@@ -135,18 +141,42 @@ def _cells(line: str, separator: str) -> list[str]:
     return line.split() if separator == r"\s+" else next(csv.reader([line], delimiter=separator))
 
 
+def _named(cells: list[str]) -> list[int] | None:
+    """The columns of the query and the key, if cells of a header name both."""
+    for words in (cells, [ENDING.sub("", cell) for cell in cells]):
+        if names := next((names for names in ENDS if {*names} <= {*words}), None):
+            return [*map(words.index, names)]
+    return None
+
+
+def _tell_direction(path: Path) -> None:
+    """Log which end of an edge attends to which, if there is a header, also one in a comment."""
+    _, cells, has_header = _form(path)
+    if named := _named(cells):
+        logger.info("%s: %s attends to %s, as the header names them", path, *(cells[nth] for nth in named))
+    elif has_header and cells:
+        text = "%s: the header names no direction: the first column, %s, attends to the second. Known names are %s"
+        logger.warning(text, path, cells[0], ", ".join("/".join(names) for names in ENDS))
+    for comment in _comments(path):
+        if not has_header and _named(comment.lower().split()):
+            text = (
+                "%s: the first column attends to the second; the comment %r is not read. Without its # it is a header"
+            )
+            logger.warning(text, path, comment)
+
+
+def _comments(path: Path) -> Iterator[str]:
+    """The comments before the first line with content."""
+    with _opened(path) as file:
+        for line in takewhile(lambda line: not line.partition("#")[0].strip(), file):
+            yield line.partition("#")[2].strip()
+
+
 def _read_columns(path: Path) -> np.ndarray:
     import pandas as pd
 
     separator, cells, has_header = _form(path)
-    ends = [0, 1]  # columns of the query and the key
-    words = [ENDING.sub("", cell) for cell in cells]
-    if named := next((names for names in ENDS if {*names} <= {*words}), None):
-        ends = [*map(words.index, named)]
-        logger.info("%s: a %s attends to its %s, as the header names them", path, *named)
-    elif has_header and cells:
-        text = "%s: the header names neither end of an edge: the first column, %s, attends to the second; known are %s"
-        logger.warning(text, path, cells[0], ", ".join("/".join(names) for names in ENDS))
+    ends = _named(cells) or [0, 1]  # columns of the query and the key
     if unread := [nth for nth in range(len(cells)) if nth not in ends]:
         names = [cells[nth] if has_header else str(nth + 1) for nth in unread]
         logger.warning("%s: not read, as an edge has no value: column %s", path, ", ".join(names))

@@ -53,8 +53,8 @@ def end_to_end(data: Data) -> Grid:
             lines[f"`{name}`, {launch}"] = _of_column(of.PAPER | way, way | {"backend": name})
         if stated:
             lines[f"`{name}`, CUDA graph, five graphs"] = _of_column(of.PAPER | FIVE, FIVE | {"backend": name})
-    compiled = {"backend": "pyg", "launch": "compiled"}
-    lines["`pyg`, compiled with its blocks, over eager"] = _of_column(of.PAPER | of.EAGER, compiled)
+    pyg = {"backend": "pyg", "launch": "compiled"}
+    lines["`pyg`, compiled with its blocks, over eager"] = _of_column(of.PAPER | of.EAGER, pyg)
     lines["`csr_unfused` without attention"] = _without_attention
     compiled = of.GRAPH | {"dense": "compiled"}
     for how, way in {"plain CUDA graphs": of.GRAPH, "compiled blocks": compiled, "any way": ANY_WAY}.items():

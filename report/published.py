@@ -66,7 +66,6 @@ def _codes() -> pd.DataFrame:
             "value": times["ms"].to_numpy(),
             "backend": times["code"].to_numpy(),
             "graphs": of["kind"].map(kinds).fillna(1).astype(int),
-            "status": times["ms"].notna().map({True: "unchecked", False: "error"}).to_numpy(),
         }
     ).assign(bench="codes", device="NVIDIA H200", data_source="official")
 

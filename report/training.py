@@ -16,17 +16,17 @@ def standard_error(values: pd.Series) -> float:
 
 
 def tested(data: Data, bench: str) -> pd.DataFrame:
-    """Metrics on the test split of weights in a file, on all GPUs. A seed that was trained again, in another folder or
-    on more GPUs, counts once, with its last score."""
+    """Metrics on the test split of weights in a file, on all GPUs, by date."""
     rows = data.pick({"bench": bench, "checkpoint": {"not": ["none"]}, "device": {"not": ["none"]}})
     rows = rows[rows["metric"].str.startswith("test_") & (rows["status"] == "unchecked")]
-    once = [*RUN, "variant", "metric"] if bench == "train" else [*RUN, "checkpoint", "metric"]
-    return rows.sort_values("date", kind="stable").drop_duplicates(once, keep="last")
+    return rows.sort_values("date", kind="stable")
 
 
 def split_scores(data: Data) -> str:
-    """The mean metric over seeds, and its difference from `reference` in float32: of the means, and seed by seed."""
-    found = {key: rows.set_index("variant") for key, rows in tested(data, "train").groupby(RUN)}
+    """The mean metric over seeds, and its difference from `reference` in float32: of the means, and seed by seed. The
+    last score counts of a seed that was trained again, in another folder or on more GPUs."""
+    rows = tested(data, "train").drop_duplicates([*RUN, "variant", "metric"], keep="last")
+    found = {key: rows.set_index("variant") for key, rows in rows.groupby(RUN)}
     lines = []
     for key, rows in sorted(found.items()):
         label, device, dim, heads, blocks, recipe, backend, dtype = key

@@ -46,7 +46,8 @@ def identity(config: Config, meta: GraphMeta, seed: int) -> dict[str, Any]:
     sections = config.model_dump(mode="json")
     keys = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
     others = {"runtime.seed", "runtime.device", "training.seeds", "training.checkpoint_seconds", "training.patience"}
-    others |= {"data.root", "data.path"}  # the same data in another place: `data` has their hash
+    if meta.source != "file":  # whose labels may be others in another place: the hash is that of the edges
+        others.add("data.root")
     kept = {key: value for key, value in keys.items() if key not in others}
     return kept | {"seed": seed, "data": f"{meta.name} {meta.source} {meta.sha256}"}
 

@@ -42,9 +42,15 @@ def run_rows(trainer: Trainer, config_path: Path) -> list[Row]:
 def learning_curve(trainer: Trainer) -> pd.Series:
     """The metric of a finished run on the validation split, by epoch; after a log was moved away without the first."""
     path = trainer.folder / LOG
-    if not path.is_file():
-        raise TrainingError(f"{path}: missing, with the learning curve of a finished run; put it back, or train anew")
-    return pd.read_csv(path, index_col="epoch")["valid_metric"]
+    try:
+        curve = pd.read_csv(path, index_col="epoch")["valid_metric"]
+    except (OSError, ValueError, LookupError):
+        curve = pd.Series()
+    if curve.empty:
+        raise TrainingError(
+            f"{path}: holds no learning curve of the finished run; put it back, or use another --output"
+        )
+    return curve
 
 
 def curve_rows(trainer: Trainer, curves: Sequence[pd.Series], config_path: Path) -> list[Row]:

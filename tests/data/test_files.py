@@ -159,7 +159,7 @@ def test_integers_are_answers_where_the_data_set_asks_a_question(tmp_path):
     path = collection_npz(tmp_path / "c.npz", graph_label=np.array([1, -1, 0]))
     labels = data.load("ogbg-molhiv", path=path, batch_size=3).labels
     np.testing.assert_array_equal(labels, np.array([[1], [np.nan], [0]], np.float32))
-    with pytest.raises(ValueError, match="a graph label of 2; 0, 1, and NaN"):
+    with pytest.raises(ValueError, match="a graph label of 2; 0 and 1, and for unknown NaN, in integers -1"):
         data.load("ogbg-molhiv", path=collection_npz(path, graph_label=np.array([1, -1, 2])), batch_size=3)
 
 
@@ -302,6 +302,7 @@ def test_a_first_line_with_numbers_is_an_edge(tmp_path, lines):
         ("FromNodeId\tToNodeId", [[1, 0], [2, 0]]),
         ("from_node,to_node", [[1, 0], [2, 0]]),
         ("head,tail", [[1, 0], [2, 0]]),
+        ("source,target,target_id", [[1, 0], [2, 0]]),  # not the third, which is 7
         ("node_1,node_2", [[0, 1], [0, 2]]),
     ],
 )
@@ -315,11 +316,19 @@ def test_a_header_says_the_direction_of_an_edge(tmp_path, header, edges):
 def test_a_header_without_a_direction_is_told(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("me,friend\n0,1\n1,2\n")
     load(tmp_path / "a.csv")
-    assert "the header names neither end of an edge: the first column, me, attends to the second" in caplog.text
+    assert "the header names no direction: the first column, me, attends to the second" in caplog.text
     caplog.clear()
-    (tmp_path / "a.csv").write_text("source,target\n0,1\n1,2\n")
-    load(tmp_path / "a.csv")
-    assert "neither" not in caplog.text
+    for name, text in {
+        "a.csv": "source,target\n0,1\n",
+        "b.txt": "# Nodes: 2 Edges: 1\n0 1\n",
+        "c.txt": "0 1\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        load(tmp_path / name)
+    assert "attends to the second" not in caplog.text
+    (tmp_path / "b.txt").write_text("# Nodes: 2 Edges: 1\n# FromNodeId\tToNodeId\n0 1\n")
+    assert np.argwhere(dense(load(tmp_path / "b.txt"))).tolist() == [[0, 1]]
+    assert "the first column attends to the second; the comment 'FromNodeId\\tToNodeId' is not read" in caplog.text
 
 
 def test_named_columns_stand_anywhere_and_others_are_told(tmp_path, caplog):

@@ -107,7 +107,7 @@ def test_graphs_of_a_split_are_chosen(tmp_path, kept):
         ({"feat": np.full((12, 9), 200, np.uint8)}, "node features hold the code 200"),
         ({"feat": np.full((12, 9), 0.5)}, r"node features have shape \(12, 9\), dtype float64; codes"),
         ({"edge_feat": np.zeros((7, 4), np.uint8)}, "edge features have 4 columns of codes; 3"),
-        ({"graph_label": np.full((5, 1), 7, np.uint8)}, "a graph label of 7; 0, 1"),
+        ({"graph_label": np.full((5, 1), 7, np.uint8)}, "a graph label of 7; 0 and 1"),
         ({"train_ids": np.array([-1, 0])}, "the split holds the id -1; allowed are 0 to 4"),
         ({"valid_ids": np.array([0, 0])}, "the split holds the id 0 twice"),
     ],

@@ -145,7 +145,7 @@ def test_the_first_picture_names_the_best_other_kernel_of_each_graph():
     figure = draw(Data(frame(rows)), "hero").figure
     assert bars(figure.axes[0]) == {"cora, 10.6K edges": 1.5}
     assert "1.5x over FlashSparse naive" in texts(figure)
-    assert figure.get_suptitle().startswith("fused3s is 1.50x as fast as the best other kernel on 1 real graph")
+    assert figure.get_suptitle().startswith("fused3s is 1.50x as fast as the best other kernel on 1 real graph,")
 
 
 def test_a_learning_curve_stands_beside_its_test_score_and_a_published_one():

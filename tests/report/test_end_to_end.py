@@ -61,6 +61,8 @@ def test_the_fastest_way_of_each_side_is_compared_on_the_graphs_of_both():
         *passes("pubmed", "fused3s", 2.0, **HALF),
         *passes("pubmed", "fused3s", 0.5, dense="fused", **HALF),
         *passes("ogbn-arxiv", "pyg", 100.0, **HALF),
+        *passes("pubmed", "published_dfgnn_tiling", 0.1, launch="eager", **HALF),
+        *passes("pubmed", "fused3s_paper", 0.1, launch="compiled", data_sha256="of another batch", **HALF),
     ]
     found = cells(rows, "end-to-end")
     assert found["fastest of all others over `fused3s`, any way"]["fp16"] == "**6.00** (n = 1)"

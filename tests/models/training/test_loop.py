@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from models import GraphTransformer
 from models.metrics import score_on_test
 from models.training import Trainer, TrainingError
+from models.training.rows import learning_curve
 from models.training.vectors import WeightVector
 
 
@@ -202,12 +203,31 @@ def test_a_state_from_before_a_key_has_its_default_and_a_key_that_is_gone_does_n
 
 
 def test_a_run_goes_on_where_its_data_was_moved(nodes, make_config, trained, tmp_path):
-    trained(make_config(training__epochs=2, training__schedule="constant"), nodes, tmp_path)
-    moved = make_config(training__epochs=3, training__schedule="constant", data__root="elsewhere")
-    assert Trainer(moved, nodes, tmp_path, seed=0, resume=True).done == 2
-    other = dataclasses.replace(nodes, meta=dataclasses.replace(nodes.meta, sha256="of other edges"))
+    """But for a file, whose labels may be others in another place."""
+    official, other = (
+        dataclasses.replace(nodes, meta=dataclasses.replace(nodes.meta, source="official", sha256=sha256))
+        for sha256 in (nodes.meta.sha256, "of other edges")
+    )
+    trained(make_config(training__epochs=2), official, tmp_path / "official")
+    moved = make_config(training__epochs=2, data__root="elsewhere")
+    assert Trainer(moved, official, tmp_path / "official", seed=0, resume=True).done == 2
     with pytest.raises(TrainingError, match=r"data was '.* and is '.* of other edges'"):
-        Trainer(moved, other, tmp_path, seed=0, resume=True)
+        Trainer(moved, other, tmp_path / "official", seed=0, resume=True)
+    file = dataclasses.replace(nodes, meta=dataclasses.replace(nodes.meta, source="file"))
+    trained(make_config(training__epochs=2), file, tmp_path / "file")
+    with pytest.raises(TrainingError, match=r"data\.root was '.*' and is 'elsewhere'"):
+        Trainer(moved, file, tmp_path / "file", seed=0, resume=True)
+
+
+@pytest.mark.parametrize("log", [None, "", "epoch,valid_metric\n"])
+def test_the_learning_curve_of_a_finished_run_needs_its_log(nodes, make_config, trained, tmp_path, log):
+    trainer, _ = trained(make_config(training__epochs=2), nodes, tmp_path)
+    assert learning_curve(trainer).index.tolist() == [1, 2]
+    (tmp_path / "metrics.csv").unlink()
+    if log is not None:
+        (tmp_path / "metrics.csv").write_text(log)
+    with pytest.raises(TrainingError, match=r"metrics\.csv: holds no learning curve of the finished run; put it back"):
+        learning_curve(trainer)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
