@@ -332,6 +332,7 @@ IN_SCENES = {"scenes": 10, "agents": 64 * 18, "points": 1_300}, {"scenes": 2, "a
 DRIVING = Group(driving, 8, 16, ("float32",), *IN_SCENES)
 IN_CONTEXTS = {"contexts": 32, "cells": 1024}, {"contexts": 2, "cells": 128}
 RELATIONAL = Group(relational, 8, 32, ("bfloat16",), *IN_CONTEXTS)
+SMALL = " (small)"  # end of the variant in rows of small inputs
 GROUPS = dict(zip(DOORS, (MESH, WEATHER, DRIVING, RELATIONAL), strict=True))
 
 
@@ -339,8 +340,9 @@ def cases(config: BenchConfig, device: torch.device) -> list[Case]:
     """One for each group and type; it has the rows of all sides."""
     case = of_side(Case("auto", "attention", region="step"), OURS)
     found = [(name, GROUPS[name], dtype) for name in config.groups for dtype in GROUPS[name].dtypes]
+    size = SMALL * (config.size == "small")
     return [
-        replace(case, variant=name, heads=group.heads, dim=group.dim, dtype=dtype, out_dtype=dtype)
+        replace(case, variant=name + size, heads=group.heads, dim=group.dim, dtype=dtype, out_dtype=dtype)
         for name, group, dtype in found
     ]
 
@@ -351,7 +353,7 @@ def of_side(case: Case, name: Name) -> Case:
 
 
 def measure(context: Context, case: Case) -> list[Row]:
-    group, config = GROUPS[case.variant], context.config
+    group, config = GROUPS[case.variant.removesuffix(SMALL)], context.config
     torch.manual_seed(config.seed)
     small = group.make(context.device, case.torch_dtype, **group.small)
     problem = group.make(context.device, case.torch_dtype, **(group.full if config.size == "full" else group.small))

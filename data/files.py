@@ -238,8 +238,8 @@ def _with_table(path: Path, table: Path, pairs: np.ndarray) -> CsrGraph:
     ndata, splits = {"id": ids} if ids[-1] != ids.size - 1 else {}, None
     order = np.argsort(nodes["id"])
     if "label" in nodes:
-        label = nodes["label"].fillna("-1").str.strip()
-        refuse(~label.str.fullmatch(r"-1|\d{1,6}"), "label", "classes from 0 to 999999 are allowed")
+        label = nodes["label"].fillna("-1").str.strip().str.replace(r"\.0*$", "", regex=True)  # pandas: 1.0 beside gaps
+        refuse(~label.str.fullmatch(r"-1|\d{1,6}"), "label", "classes from 0 to 999999, and -1, are allowed")
         ndata["label"] = label.to_numpy(np.int64)[order]
     if "split" in nodes:
         part = nodes["split"].str.strip().map(SPLIT_WORDS)

@@ -1,5 +1,6 @@
 """Choice of the graphs of a collection that form the batch."""
 
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from data.features import check_splits
+
+logger = logging.getLogger(__name__)
 
 Order = Literal["dataset", "random"]
 Split = Literal["train", "val", "test"]
@@ -82,6 +85,9 @@ class Selection:
             if self.split:
                 graphs, place = splits[PART_OF[self.split]], f"{place}, {self.split}"
         size = graphs.size if self.batch_size is None else self.batch_size
+        if size == Selection.batch_size > graphs.size:  # nobody asked for so many
+            logger.info("%s has %d graphs, fewer than a batch of %d: all are taken", place, graphs.size, size)
+            size = graphs.size
         if size > graphs.size:
             raise ValueError(
                 f"batch_size: got {self.batch_size}; {place} has {graphs.size} graphs. Set batch_size (data.batch_size "

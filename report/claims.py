@@ -34,8 +34,9 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
   the paper's times of each graph are published, its value is their mean over the graphs that we have too. The verdict
   is the least favourable one over all graphs and over real graphs alone; the authors' codes, run on the same GPU, are
   judged in their own column.
-* **On the edge**, in the remarks: {noise:.0%} more or less of what was measured turn the verdict.
-* **Statements about many cases** are {yes} if all cases hold, {part} if more than half do.
+* **On the edge**, in the remarks: a measured ratio that is {noise:.0%} larger or smaller turns the verdict.
+* **Statements about many cases** are {yes} if all cases hold, {part} if more than half do; of all graphs and of real
+  ones alone the worse counts.
 * **Headline rows that sum up captions** are {part} if more than half of the captions are at least that.
   They are counted once, as those captions.
 * **Synthetic graphs alone** give at most "{part}", unless only the size of the graph matters. DF-GNN is faster on

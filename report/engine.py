@@ -40,7 +40,7 @@ class Data:
         self.no_pairs = self.empty.assign(ratio=0.0, low=0.0, high=0.0, noisy=False, wrong=False, theirs=0.0)
         kinds = dict(zip(rows["device"], rows["device_type"], strict=True))
         self.device = device and _named(device, kinds)
-        self.device_type = kinds.get(self.device, "cuda")
+        self.device_type = kinds.get(self.device, "cpu" if {*kinds.values()} == {"cpu"} else "cuda")
         self.used: list[pd.DataFrame] = []
         self.chosen: Counter[str] = Counter()  # rows by device, where the selection names none
         self.only: str | None = None  # the device of all selections that name none

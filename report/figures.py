@@ -402,11 +402,13 @@ def learning_curves(data: Data) -> Figure | None:
     found_scores = []
     for axes, ((*one, metric), found) in zip(on.first_axes(grid, len(panels)), panels, strict=True):
         score = metric.removeprefix("valid_")
-        found = found.sort_values("epoch")
+        last = max(found.index, key=lambda nth: (int(found.at[nth, "variant"].split()[0]), found.at[nth, "date"]))
+        found = found[found["run_id"] == found.at[last, "run_id"]].sort_values("epoch")  # of most seeds, the last run
         axes.plot(found["epoch"], found["value"], color=on.OURS)
         axes.fill_between(found["epoch"], found["p10"], found["p90"], color=on.OURS, alpha=0.2, linewidth=0)
         same = dict(zip(model, one, strict=True)) | {"bench": "train", "metric": f"test_{score}", "region": "none"}
-        tests = data.pick(same | {"device": found["device"].iloc[0]})["value"]
+        tests = data.pick(same | {"device": found["device"].iloc[0]}).sort_values("date", kind="stable")
+        tests = tests.drop_duplicates("variant", keep="last")["value"]  # as `report.training` counts seeds
         others = published[(published["dataset"] == found["dataset"].iloc[0]) & (published["metric"] == score)]
         sides = [("test", score_of, on.PAPER, "--") for score_of in [tests.mean()] * bool(len(tests))]
         sides += [(other.model, other.score, on.PEOPLE, ":") for other in others.itertuples()]
@@ -423,5 +425,5 @@ def learning_curves(data: Data) -> Figure | None:
     for axes in grid[-1]:
         axes.set_xlabel("epoch")
     beside = f", beside published ones: {', '.join(found_scores)}" if found_scores else ""
-    drawn.suptitle(f"Test scores of {len(panels)} trained models{beside}")
+    drawn.suptitle(f"Test scores of {len(panels)} trained model{'s' * (len(panels) > 1)}{beside}")
     return drawn

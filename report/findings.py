@@ -84,7 +84,9 @@ def worst(verdicts: Iterable[str]) -> str:
 def over_graphs(found: pd.DataFrame, text: str) -> Finding:
     """On a statement about several cases, in which it `holds` or not: the least favourable verdict over all cases and
     over those whose `kind` is real."""
-    on_real = of_all(real(found)["holds"].sum(), len(real(found))) if len(real(found)) else "-"
+    some = real(found)
+    on_real = of_all(some["holds"].sum(), len(some)) if len(some) else "-"
+    text += f"; real graphs: {some['holds'].sum()} of {len(some)}" * (len(some) not in (0, len(found)))
     return Finding(worst([of_all(found["holds"].sum(), len(found)), on_real]), text, real=on_real)
 
 

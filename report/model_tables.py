@@ -54,7 +54,7 @@ def end_to_end(data: Data) -> Grid:
         if stated:
             lines[f"`{name}`, CUDA graph, five graphs"] = _of_column(of.PAPER | FIVE, FIVE | {"backend": name})
     pyg = {"backend": "pyg", "launch": "compiled"}
-    lines["`pyg`, compiled with its blocks, over eager"] = _of_column(of.PAPER | of.EAGER, pyg)
+    lines["`pyg`, compiled with its blocks, over eager `fused3s_paper`"] = _of_column(of.PAPER | of.EAGER, pyg)
     lines["`csr_unfused` without attention"] = _without_attention
     compiled = of.GRAPH | {"dense": "compiled"}
     for how, way in {"plain CUDA graphs": of.GRAPH, "compiled blocks": compiled, "any way": ANY_WAY}.items():
@@ -299,11 +299,15 @@ def doors(data: Data) -> Grid:
     """Attention of four groups of users, ours (eager, unless a line says otherwise) beside what they use: milliseconds
     of a forward pass with all gradients, host included, and their peak memory; forward: ratio of the times of a forward
     pass alone. Of PyG the faster of eager and compiled, for each number. Outputs and gradients were checked on small
-    instances of the same inputs. `bench/doors.py` has the sizes and types."""
+    instances of the same inputs. `bench/doors.py` has the sizes and types; small: of `size=small`."""
     columns = {"theirs": show_best(STEP), "ours": show_best(STEP | AUTO), "theirs / ours": best_over_best(STEP, {})}
     columns["forward"] = best_over_best({"region": "forward"}, {})
     for name, side in {"theirs": STEP, "ours": STEP | AUTO}.items():
         columns[f"GiB: {name}"] = metric_of_best(side, "peak_memory", 2**-10)
-    lines = {name: {"bench": "doors"} | line for name, line in DOORS.items()}
+    lines = {
+        name + size: {"bench": "doors"} | line | {"variant": line["variant"] + size}
+        for size in ("", " (small)")
+        for name, line in DOORS.items()
+    }
     some = {name: line for name, line in lines.items() if best(data, line | STEP) is not None}
     return Grid("attention: beside", some, columns)

@@ -40,8 +40,9 @@ def split_scores(data: Data) -> str:
                 over[1] = f"{fmean(paired):+z.4f} ± {standard_error(paired):.4f} (n = {len(paired)})"
         gpu, layers = device.removeprefix("NVIDIA ").split()[0], f"{blocks} x {heads} heads of {dim // heads}"
         line = [label, gpu, layers, f"`{recipe[:4]}`", f"{backend}, {dtype}", rows["metric"].iloc[0][5:]]
-        lines.append([*line, str(len(scores)), f"{fmean(scores):.4f} ± {standard_error(scores):.4f}", *over])
-    head = ["data set", "GPU", "layers", "recipe", "attention", "metric", "seeds", "mean"]
+        error = f" ± {standard_error(scores):.4f}" * (len(scores) > 1)
+        lines.append([*line, str(len(scores)), f"{fmean(scores):.4f}{error}", *over])
+    head = ["data set", "device", "layers", "recipe", "attention", "metric", "seeds", "mean"]
     return markdown([*head, "minus `reference`, float32", "the same, paired by seed"], lines, 6) if lines else ""
 
 

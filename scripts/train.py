@@ -120,7 +120,7 @@ def train(
         trainer = make_trainer(config, loaded, folder, seed=seed, resume=resume)
         if not found:  # after all that an error of the user could end
             console.print(cli.describe_config(f"{config_path} ({config.sha()})", config))
-        describe(trainer)
+        describe(trainer, resume)
         try:
             with stop_on_interrupt(trainer):
                 follow(trainer)
@@ -149,7 +149,7 @@ def append_new(results: Path, rows: Sequence[Row]) -> None:
     append_rows(results, [row for row in rows if OF_RUN(row) not in known])
 
 
-def describe(trainer: Trainer) -> None:
+def describe(trainer: Trainer, resume: bool) -> None:
     sizes = ", ".join(f"{size:,} {part}" for part, size in trainer.task.sizes.items())
     kind = "nodes" if trainer.meta.task == "node" else "graphs"
     lines = {
@@ -164,6 +164,8 @@ def describe(trainer: Trainer) -> None:
     lines |= trainer.lines()
     if trainer.done:
         lines["resumed"] = f"after epoch {trainer.done}"
+    elif resume:
+        lines["resumed"] = "nothing: the folder holds no run, and this one starts anew"
     for name, text in lines.items():
         console.print(Text(f"{name:<12} {text}"))
 

@@ -100,6 +100,7 @@ def load_state(path: Path, step: Step, run: dict[str, Any]) -> tuple[Best, int]:
         raise TrainingError(f"{path}: of version {version}, and this is {VERSION}; use another --output")
     if other:
         changed = "; ".join(f"{key} was {of[key]!r} and is {run[key]!r}" for key in other)
+        changed += " (more are allowed with training.schedule=constant)" * ("training.epochs" in other)
         raise TrainingError(f"{path}: state of another run: {changed}. Use the same settings, or another --output")
     try:
         return _restore(state, step, run["training.epochs"])

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -10,6 +11,8 @@ from pydantic import TypeAdapter
 
 from data.atomic import replacing, writing
 from models.training.errors import TrainingError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class TrainingLog:
         from torch.utils.tensorboard import SummaryWriter  # the package tensorboard
 
         self._folder, path = folder, folder / LOG
+        if done and not path.is_file():
+            logger.warning("%s: missing; the epochs up to %d are in no log", path, done)
         rows = _rows(path, done) if done and path.is_file() else []
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")

@@ -232,7 +232,7 @@ def checked_labels(loaded: LoadedGraph) -> tuple[Tensor, str]:
     if loaded.splits is None:
         raise ValueError(
             f"{meta.name}: has no training, validation and test split ({meta.source}: {meta.origin}); an .npz file of "
-            "your own needs train_ids, valid_ids and test_ids"
+            "your own needs train_ids, valid_ids and test_ids, a table of nodes the column split"
         )
     for part in PARTS:
         if not len(loaded.splits[part]):

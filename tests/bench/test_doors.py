@@ -33,7 +33,11 @@ def rows_of(path, *overrides):
     status, rows = run(config("doors", "size=small", "repeats=1", *overrides), path / "doors.csv")
     steps = [one for one in rows if one.region == "step"]
     assert len(rows) - len(steps) == sum(one.status in ("ok", "wrong") for one in steps)  # each has a forward pass
-    return status, {(one.variant, one.dtype, (one.backend, one.launch, one.plan)): one for one in steps}
+    assert all(one.variant.endswith(" (small)") for one in rows)
+    names = [one.variant.removesuffix(" (small)") for one in steps]
+    return status, {
+        (n, one.dtype, (one.backend, one.launch, one.plan)): one for n, one in zip(names, steps, strict=True)
+    }
 
 
 def test_every_group_has_a_row_of_each_side(tmp_path):
@@ -130,6 +134,10 @@ def test_the_table_has_a_line_of_each_group():
     text = render(Data(frame(rows)), "doors")
     assert "| mesh, 4 x 64, fp32: PyG | 7.00 | 2.00 | 3.50 | - | 0.01 | 0.00 |" in text
     assert "relational" not in text.partition("| --- |")[2]
+    small = [one.model_copy(update={"variant": "mesh (small)", "value": 0.5, "date": "2030"}) for one in rows]
+    both = render(Data(frame([*rows, *small])), "doors")
+    assert both.partition("| --- |")[2].startswith(text.partition("| --- |")[2])
+    assert "| mesh, 4 x 64, fp32: PyG (small) | 0.50 | 0.50 |" in both
 
 
 @pytest.mark.gpu

@@ -150,12 +150,23 @@ def test_the_first_picture_names_the_best_other_kernel_of_each_graph():
 
 def test_a_learning_curve_stands_beside_its_test_score_and_a_published_one():
     run = {"bench": "train", "metric": "valid_rocauc", "unit": "1", "scope": "model", "plan": "none", "l2": "none"}
-    rows = [row("ogbg-molhiv", "fused3s", value, region=f"epoch {n}", **run) for n, value in ((1, 0.6), (2, 0.8))]
-    tests = [(seed, value) for seed, value in enumerate((0.7, 0.75))]
+    curves = {("2 seeds", "b"): (0.6, 0.8), ("1 seeds", "c"): (0.1, 0.2), ("2 seeds", "a"): (0.3, 0.4)}
+    rows = [
+        row("ogbg-molhiv", "fused3s", value, region=f"epoch {n}", variant=seeds, run_id=one, date=one, **run)
+        for (seeds, one), values in curves.items()
+        for n, value in enumerate(values, 1)
+    ]
+    tests = [(0, 0.1), (0, 0.7), (1, 0.75)]  # seed 0 twice
     run |= {"metric": "test_rocauc"}
-    rows += [row("ogbg-molhiv", "fused3s", value, "unchecked", variant=f"seed {n}", **run) for n, value in tests]
+    rows += [
+        row(
+            "ogbg-molhiv", "fused3s", value, "unchecked", variant=f"seed {n}", date=f"{nth}", checkpoint=f"{nth}", **run
+        )
+        for nth, (n, value) in enumerate(tests)
+    ]
     figure = draw(Data(frame(rows)), "learning-curves").figure
     (axes,) = figure.axes
+    assert axes.lines[0].get_ydata().tolist() == [0.6, 0.8]  # of most seeds, the last run
     assert [line.get_ydata()[0] for line in axes.lines[1:]] == pytest.approx([0.725, 0.786])
     assert "ogbg-molhiv 0.725 (DeeperGCN 0.786)" in " ".join(figure.get_suptitle().split())
 
