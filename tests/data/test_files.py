@@ -376,7 +376,7 @@ def test_a_table_of_nodes(tmp_path, ending):
     """Lines in no order, a node without edges, labels and parts that are unknown."""
     (tmp_path / "a.csv").write_text("30,10\n20,30\n")
     separator = "," if "csv" in ending else "\t"
-    rows = ["height,id,split,label,width", "0.5,30,train,1,2", "1e-1,10,,,3", "", "-1,20,test,0,4", "7,40,val,-1,5"]
+    rows = ["height,id,split,label,width", "0.5,30,train,1.0,2", "1e-1,10,,,3", "", "-1,20,test,0,4", "7,40,val,-1,5"]
     content = "\r\n".join(rows).replace(",", separator).encode()
     (tmp_path / f"a{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
     loaded = load(tmp_path / "a.csv")

@@ -72,6 +72,12 @@ def test_split_and_order(layout, request):
             load(name, root, batch_size=9, split=split)
 
 
+def test_fewer_graphs_than_the_default_batch_are_all_taken(own, caplog):
+    caplog.set_level("INFO")
+    assert sizes_of(data.load("own", path=own)) == SIZES.tolist()
+    assert "has 8 graphs, fewer than a batch of 1024: all are taken" in caplog.text
+
+
 def test_labels_and_split_of_a_users_collection(own):
     with np.load(own) as archive:
         arrays = dict(archive)

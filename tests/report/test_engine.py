@@ -65,6 +65,12 @@ def test_a_disturbed_time_is_marked_and_in_no_mean():
     assert show(PYG | {"dataset": "pubmed"}, ".1f")(data, KERNEL) == "~4.0"
 
 
+def test_rows_of_a_cpu_alone_are_shown_without_a_name():
+    rows = [row("cora", "scatter", 1.0, device="some CPU", device_type="cpu"), row("cora", "pyg", 2.0)]
+    shown = [{*Data(frame(some)).pick({"bench": "kernels"})["device_type"]} for some in (rows[:1], rows)]
+    assert shown == [{"cpu"}, {"cuda"}]
+
+
 def test_the_authors_codes_stand_under_the_names_of_our_forms():
     plain = {"bench": "codes", "metric": "kernel_time", "launch": "none", "plan": "none"}
     data = Data(frame([row("cora", name, time, **plain) for name, time in (("published_fused3s", 3.0), ("pyg", 9.0))]))
