@@ -158,7 +158,8 @@ def _tell_direction(path: Path) -> None:
         text = "%s: the header names no direction: the first column, %s, attends to the second. Known names are %s"
         logger.warning(text, path, cells[0], ", ".join("/".join(names) for names in ENDS))
     for comment in _comments(path):
-        if not has_header and _named(comment.lower().split()):
+        words = comment.lower().split()
+        if not has_header and len(words) == len(cells) and _named(words):
             text = (
                 "%s: the first column attends to the second; the comment %r is not read. Without its # it is a header"
             )

@@ -320,7 +320,7 @@ def test_a_header_without_a_direction_is_told(tmp_path, caplog):
     caplog.clear()
     for name, text in {
         "a.csv": "source,target\n0,1\n",
-        "b.txt": "# Nodes: 2 Edges: 1\n0 1\n",
+        "b.txt": "# edges go from 1 to 2\n0 1\n",
         "c.txt": "0 1\n",
     }.items():
         (tmp_path / name).write_text(text)
