@@ -19,6 +19,7 @@ from report import selections as of
 from report.charts import distinct, gains, line, ratios, times
 from report.engine import COUNTED, DISTURBED, Data, Where, by_graph, mean, quiet, real
 from report.published import captions, scores
+from report.training import last_of_seeds
 
 Make = Callable[..., Figure | None]
 SCORES = {"balanced_accuracy": "balanced accuracy", "rocauc": "ROC-AUC", "mae": "MAE", "rmse": "RMSE"}
@@ -223,7 +224,6 @@ def fig7_sm_activity(data: Data) -> Figure | None:
 MODELS = {"dgl": "DGL", "csr_unfused": "cuSPARSE", "dfgnn_tiling": "DF-GNN\ntiling", "dfgnn_hyper": "DF-GNN\nhyper"}
 MODELS |= {"flashsparse_naive": "FlashSparse\nnaive", "fused3s_paper": "the paper's\nkernel"}
 MODELS |= {"fused3s": "fused3s\n(ours)"}
-PRECISIONS = {"float32": of.FP32, "TF32": of.TF32, "float16": of.FP16}
 MODEL_OF_THE_PAPER = of.MODEL | of.EAGER | {"group": {"not": ["twin"]}}
 MODEL_OF_THE_PAPER |= {"dataset": of.FIGURE_8, "dim": [64, 128, 256]}
 MODEL_NOTE = (
@@ -235,7 +235,7 @@ MODEL_NOTE = (
 def model_of_the_paper(data: Data, theirs: Where, text: Callable[[pd.Series], str]) -> dict[str, pd.DataFrame]:
     """Lines of Figure 8 by precision: the ratio of `theirs` over each kernel, for each data set and d."""
     found = {}
-    for dtype, precision in PRECISIONS.items():
+    for dtype, precision in of.PRECISIONS.items():
         where = MODEL_OF_THE_PAPER | precision | {"series": [f"{name} plain" for name in MODELS]}
         rows = data.pick(where)
         where |= {"device": rows["device"].iloc[0] if len(rows) else ""}
@@ -272,14 +272,14 @@ def fig8_end_to_end(data: Data) -> Figure | None:
     """For each precision of the layers outside attention, and each kernel, bars of the speed-up of the whole model over
     the one with DGL, with its milliseconds: data sets by number of edges with d = 64, 128 and 256. The last bar is the
     mean speed-up of the paper's kernel over that one, with a mark at the paper's value."""
-    by_dgl = (data.pick(MODEL_OF_THE_PAPER | precision | {"backend": "dgl"}) for precision in PRECISIONS.values())
+    by_dgl = (data.pick(MODEL_OF_THE_PAPER | precision | {"backend": "dgl"}) for precision in of.PRECISIONS.values())
     runs = any(rows["status"].isin(COUNTED).any() for rows in by_dgl)
     base, name = ("dgl", "DGL") if runs else ("csr_unfused", "cuSPARSE")
     slowest = {"series": f"{base} plain"}
     tables = model_of_the_paper(data, slowest, lambda pair: on.milliseconds(pair["value"]).removesuffix(" ms"))
     stated, words = captions("Figure 8(c)"), []
     for dtype, lines in tables.items():
-        where, extra = MODEL_OF_THE_PAPER | PRECISIONS[dtype], []
+        where, extra = MODEL_OF_THE_PAPER | of.PRECISIONS[dtype], []
         for series, title in MODELS.items():
             over = quiet(ratios(data, where, {"series": f"{series} plain"}, "fused3s_paper plain"))
             if len(over) and series != "fused3s_paper":
@@ -407,8 +407,7 @@ def learning_curves(data: Data) -> Figure | None:
         axes.plot(found["epoch"], found["value"], color=on.OURS)
         axes.fill_between(found["epoch"], found["p10"], found["p90"], color=on.OURS, alpha=0.2, linewidth=0)
         same = dict(zip(model, one, strict=True)) | {"bench": "train", "metric": f"test_{score}", "region": "none"}
-        tests = data.pick(same | {"device": found["device"].iloc[0]}).sort_values("date", kind="stable")
-        tests = tests.drop_duplicates("variant", keep="last")["value"]  # as `report.training` counts seeds
+        tests = last_of_seeds(data.pick(same | {"device": found["device"].iloc[0]}))["value"]
         others = published[(published["dataset"] == found["dataset"].iloc[0]) & (published["metric"] == score)]
         sides = [("test", score_of, on.PAPER, "--") for score_of in [tests.mean()] * bool(len(tests))]
         sides += [(other.model, other.score, on.PEOPLE, ":") for other in others.itertuples()]

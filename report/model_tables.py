@@ -3,11 +3,11 @@
 import pandas as pd
 
 from report import selections as of
-from report.cells import REAL, Cell, Grid, graphs, mean_of_real, over, show, table
+from report.cells import NAMES, REAL, Cell, Grid, graphs, mean_of_real, over, show, table
 from report.engine import COUNTED, DISTURBED, Data, Where, mean
 from report.published import captions
 
-PRECISIONS = {"fp32": of.FP32, "TF32": of.TF32, "fp16": of.FP16}  # of the layers outside attention
+PRECISIONS = {NAMES.get(name, name): precision for name, precision in of.PRECISIONS.items()}
 BASELINES = ("dgl", "csr_unfused", "pyg", "dfgnn_tiling", "dfgnn_hyper", "flashsparse_naive", "flashsparse_stable")
 WAYS = {"eager": of.EAGER, "CUDA graph": of.GRAPH, "compiled with its blocks": {"launch": "compiled"}}
 WAYS |= {f"CUDA graph, {dense} blocks": of.GRAPH | {"dense": dense} for dense in ("compiled", "fused")}

@@ -31,6 +31,7 @@ MODEL = TIME | GRAPH | {"bench": "end_to_end", "region": "none", "scope": "model
 MODEL |= {"dtype": "float16", "dense": "plain", "variant": "none"}
 TF32 = {"dtype": "float32", "out_dtype": "tf32"}
 FP16 = {"dtype": "float16", "out_dtype": "float16"}
+PRECISIONS = {"float32": FP32, "TF32": TF32, "float16": FP16}  # of the layers outside attention
 SIZES = ["1m", "4m", "17m", "67m", "134m"]  # edges of the variants of configs/bench/scale.yaml
 BACKWARD = TIME | {"bench": "backward", "region": "backward", "launch": "back_to_back"}
 

@@ -16,17 +16,19 @@ def standard_error(values: pd.Series) -> float:
 
 
 def tested(data: Data, bench: str) -> pd.DataFrame:
-    """Metrics on the test split of weights in a file, on all GPUs, by date."""
+    """Metrics on the test split of weights in a file, on all GPUs."""
     rows = data.pick({"bench": bench, "checkpoint": {"not": ["none"]}, "device": {"not": ["none"]}})
-    rows = rows[rows["metric"].str.startswith("test_") & (rows["status"] == "unchecked")]
-    return rows.sort_values("date", kind="stable")
+    return rows[rows["metric"].str.startswith("test_") & (rows["status"] == "unchecked")]
+
+
+def last_of_seeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row of each seed of a model, the last: it may have been trained again, in another folder or on more GPUs."""
+    return rows.drop_duplicates([*RUN, "variant", "metric"], keep="last")  # rows of a model are in the order of time
 
 
 def split_scores(data: Data) -> str:
-    """The mean metric over seeds, and its difference from `reference` in float32: of the means, and seed by seed. The
-    last score counts of a seed that was trained again, in another folder or on more GPUs."""
-    rows = tested(data, "train").drop_duplicates([*RUN, "variant", "metric"], keep="last")
-    found = {key: rows.set_index("variant") for key, rows in rows.groupby(RUN)}
+    """The mean metric over seeds, and its difference from `reference` in float32: of the means, and seed by seed."""
+    found = {key: rows.set_index("variant") for key, rows in last_of_seeds(tested(data, "train")).groupby(RUN)}
     lines = []
     for key, rows in sorted(found.items()):
         label, device, dim, heads, blocks, recipe, backend, dtype = key
@@ -50,7 +52,8 @@ def inference_changes(data: Data) -> str:
     """How much the metric of the same weights changes in inference with another attention or precision; a sentence."""
     trained, used = tested(data, "train"), tested(data, "infer")
     weights = ["dataset", "checkpoint", "metric"]
-    pairs = used.merge(trained.drop_duplicates(weights, keep="last"), on=weights, suffixes=("", "_trained"))
+    last = trained.sort_values("date", kind="stable").drop_duplicates(weights, keep="last")  # of models of any size
+    pairs = used.merge(last, on=weights, suffixes=("", "_trained"))
     pairs = pairs[pairs["date"] >= pairs["date_trained"]]  # else the file was written anew since
     pairs = pairs[(pairs["backend"] != pairs["backend_trained"]) | (pairs["dtype"] != pairs["dtype_trained"])]
     pairs = pairs.assign(change=pairs["value"] - pairs["value_trained"])
