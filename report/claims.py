@@ -42,7 +42,8 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
 * **Synthetic graphs alone** give at most "{part}", unless only the size of the graph matters. DF-GNN is faster on
   synthetic graphs than on [the real ones](RESULTS.md#surrogates-beside-their-originals) whose sizes they have.
 * **Not listed** are statements about algorithms, formats and models, which [tests](../tests) show, and what was not
-  tried, above all an A30; [differences](../docs/differences.md) says where we depart from the paper.
+  tried: an A30, and a backward pass of the paper's kernel, its future work.
+  [Differences](../docs/differences.md) says where we depart from the paper.
 
 "Re-implementations": `fused3s_paper`, this repository's form of the paper's kernel, and its forms of the baselines;
 d = 128, fp16 inputs, fp32 output, back to back with a warm L2 cache unless stated otherwise. DF-GNN, PyG and

@@ -388,11 +388,13 @@ def scale(data: Data) -> Figure | None:
 )
 def learning_curves(data: Data) -> Figure | None:
     """For each data set a line of the validation score by epoch, with lines at our mean test score and at a published
-    one."""
+    one. Of several trainings of a model, the one of most seeds: in bfloat16 with `fused3s`, if there is one."""
     names = ("accuracy", "balanced_accuracy", "f1", "rocauc", "ap", "mae", "rmse")
-    rows = data.pick({"bench": "train", "metric": [f"valid_{score}" for score in names], "epoch": {"least": 1}})
+    any_device = {"bench": "train", "device": {"not": ["none"]}}
+    rows = data.pick(any_device | {"metric": [f"valid_{score}" for score in names], "epoch": {"least": 1}})
     rows, published = rows[rows["status"].isin(COUNTED)], scores()
-    model = ["label", "blocks", "dim", "recipe", "backend", "dtype"]
+    rows = rows.sort_values(["backend", "dtype", "date"], ascending=[False, False, True], kind="stable")
+    model = ["label", "blocks", "dim", "recipe"]
     panels = [*rows.groupby([*model, "metric"])]
     if not panels:
         return None
@@ -402,12 +404,13 @@ def learning_curves(data: Data) -> Figure | None:
     found_scores = []
     for axes, ((*one, metric), found) in zip(on.first_axes(grid, len(panels)), panels, strict=True):
         score = metric.removeprefix("valid_")
-        last = max(found.index, key=lambda nth: (int(found.at[nth, "variant"].split()[0]), found.at[nth, "date"]))
-        found = found[found["run_id"] == found.at[last, "run_id"]].sort_values("epoch")  # of most seeds, the last run
+        seeds = found["variant"].str.split().str[0].astype(int)
+        run = found[seeds == seeds.max()].iloc[-1]
+        found = found[found["run_id"] == run["run_id"]].sort_values("epoch")
         axes.plot(found["epoch"], found["value"], color=on.OURS)
         axes.fill_between(found["epoch"], found["p10"], found["p90"], color=on.OURS, alpha=0.2, linewidth=0)
-        same = dict(zip(model, one, strict=True)) | {"bench": "train", "metric": f"test_{score}", "region": "none"}
-        tests = last_of_seeds(data.pick(same | {"device": found["device"].iloc[0]}))["value"]
+        same = dict(run[[*model, "device", "backend", "dtype"]]) | {"bench": "train", "region": "none"}
+        tests = last_of_seeds(data.pick(same | {"metric": f"test_{score}"}))["value"]
         others = published[(published["dataset"] == found["dataset"].iloc[0]) & (published["metric"] == score)]
         sides = [("test", score_of, on.PAPER, "--") for score_of in [tests.mean()] * bool(len(tests))]
         sides += [(other.model, other.score, on.PEOPLE, ":") for other in others.itertuples()]
@@ -419,7 +422,7 @@ def learning_curves(data: Data) -> Figure | None:
         if len(sides) > 1:
             found_scores.append(f"{one[0]} {sides[0][1]:.3f} ({sides[1][0]} {sides[1][1]:.3f})")
         unit = "" if found["unit"].iloc[0] == "1" else f", {found['unit'].iloc[0]}"
-        axes.set_title(f"{one[0]}\n{SCORES.get(score, score)}{unit}")
+        axes.set_title(f"{one[0]}\n{SCORES.get(score, score)}{unit}, {one[1]} blocks")
         axes.margins(x=0.02)
     for axes in grid[-1]:
         axes.set_xlabel("epoch")

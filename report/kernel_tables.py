@@ -188,15 +188,11 @@ def edges(data: Data) -> Grid:
 @table("Backward pass")
 def backward(data: Data) -> Grid:
     """Time of the backward pass of `fused3s` divided by its forward pass with the LSE (fp16), by shape of heads, and
-    the ratio of their bytes for comparison. Then published backward passes divided by ours, and the graph with the
-    least ratio (measured at another time, outputs unchecked; Turbo-GNN with its default parameters, and in the best of
-    16 settings)."""
-    forward, size, code = {"region": "forward"}, {"metric": "bytes"}, of.CODES | {"region": "none"}
+    the ratio of their bytes for comparison."""
+    forward, size = {"region": "forward"}, {"metric": "bytes"}
     columns = {
         "over forward": over(forward, {}, largest, HASH),
         "bytes": over(forward | size, size, largest, HASH),
-        "Turbo-GNN over ours": over({}, code | {"backend": "Turbo-GNN backward"}, least, HASH),
-        "the same, best setting": over({}, code | {"backend": "Turbo-GNN backward, best"}, least, HASH),
     }
     lines = shapes(of.BACKWARD | REAL, (1, 64), (1, 128), (1, 256), (8, 16), (16, 64))
     return Grid("shape", lines, columns)

@@ -1,7 +1,6 @@
 """The authors' values as rows of the same form, so that a table or claim compares ours with them like any two rows.
 
-    bench "codes"      their codes: rows of that benchmark, and Turbo-GNN's backward pass (published_codes_*.csv). Sums
-                       of kernel durations, so without the cost of a launch
+    bench "codes"      their codes: rows of that benchmark. Sums of kernel durations, so without the cost of a launch
     bench "published"  times that they published for a GH200 and an A30, d = 128 (published_runtime_ms_*.csv); without a
                        hash of edges, so found by the name of the data set; and shares of SM active time on an A30
 
@@ -46,28 +45,12 @@ def with_published(rows: pd.DataFrame) -> pd.DataFrame:
 @cache
 def published_rows() -> pd.DataFrame:
     """All of them."""
-    table = pd.concat([_codes(), *map(_times, ("GH200", "A30")), _sm_shares()], ignore_index=True)
+    table = pd.concat([*map(_times, ("GH200", "A30")), _sm_shares()], ignore_index=True)
     for name, field in Row.model_fields.items():
         default = PLAIN.get(name, None if field.is_required() else field.default)
         table[name] = table[name].fillna(default) if name in table and default is not None else table.get(name, default)
     whole = dict.fromkeys(("dim", "heads", "kv_heads", "blocks", "nodes", "nnz", "graphs", "ranks"), int)
     return with_names(table.astype(whole | dict.fromkeys(("p10", "p90", "relative_error", "score_range"), float)))
-
-
-def _codes() -> pd.DataFrame:
-    times = pd.read_csv(FOLDER / "published_codes_nvidia-h200.csv")
-    graph = pd.read_csv(FOLDER / "published_codes_graphs.csv").set_index("graph")
-    of = graph.loc[times["graph"]].reset_index(drop=True)
-    kinds = {"molecules": 2}
-    return pd.DataFrame(
-        {
-            **{name: of[name] for name in ("dataset", "data_sha256", "nodes", "nnz")},
-            **{name: times[name].to_numpy() for name in ("dim", "commit")},
-            "value": times["ms"].to_numpy(),
-            "backend": times["code"].to_numpy(),
-            "graphs": of["kind"].map(kinds).fillna(1).astype(int),
-        }
-    ).assign(bench="codes", device="NVIDIA H200", data_source="official")
 
 
 def _times(gpu: str) -> pd.DataFrame:

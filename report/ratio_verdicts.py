@@ -82,8 +82,9 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
 
 
 def _of_codes(data: Data, cases: Mapping[str, Spec], paper: pd.Series, limits: Sequence[float]) -> str:
-    """The authors' codes, judged on the graphs where both outputs are right; the others are told beside them."""
-    texts, verdicts = [], []
+    """The authors' codes, judged on the graphs where both outputs are right; the others are told beside them. With a
+    case that has no pair, the verdict is at most "in part"."""
+    texts, verdicts, missing = [], [], []
     for name, case in cases.items():
         found = quiet(pairs(data, {**case, "statuses": (*COUNTED, "wrong")}))
         right, wrong = found[~found["wrong"]], by_graph(found[found["wrong"]])
@@ -91,10 +92,15 @@ def _of_codes(data: Data, cases: Mapping[str, Spec], paper: pd.Series, limits: S
         if len(wrong):
             low, high = wrong["ratio"].min(), wrong["ratio"].max()
             parts.append(f"wrong outputs on {len(wrong)} ({low:.2f}x to {high:.2f}x)")
-        if parts:
-            texts.append(f"{name}: " * bool(name) + ", ".join(parts))
-            verdicts.append(near(*_beside(by_graph(right), paper, limits)) if len(right) else MISSING)
-    return f"{'; '.join(texts)}: {worst(verdicts)}" if texts else "-"
+        if not parts:
+            missing.append(name)
+            continue
+        texts.append(f"{name}: " * bool(name) + ", ".join(parts))
+        verdicts.append(near(*_beside(by_graph(right), paper, limits)) if len(right) else MISSING)
+    if not texts:
+        return "-"
+    texts += [f"{', '.join(missing)}: no mean"] * bool(missing)
+    return f"{'; '.join(texts)}: {worst([*verdicts, *[PART] * bool(missing)])}"
 
 
 def _ranks(found: pd.DataFrame, paper: pd.Series) -> str:

@@ -33,7 +33,7 @@ TF32 = {"dtype": "float32", "out_dtype": "tf32"}
 FP16 = {"dtype": "float16", "out_dtype": "float16"}
 PRECISIONS = {"float32": FP32, "TF32": TF32, "float16": FP16}  # of the layers outside attention
 SIZES = ["1m", "4m", "17m", "67m", "134m"]  # edges of the variants of configs/bench/scale.yaml
-BACKWARD = TIME | {"bench": "backward", "region": "backward", "launch": "back_to_back"}
+BACKWARD = TIME | OURS | {"bench": "backward", "region": "backward", "launch": "back_to_back"}
 
 # Data sets in the order of the paper's figures; Peptides-struct has the edges of Peptides-func.
 FIGURE_5 = ["citeseer", "cora", "pubmed", "elliptic", "musae-github", "artist", "com-amazon", "amazon0505", "blog"]

@@ -116,6 +116,10 @@ def test_the_authors_codes_are_judged_where_both_outputs_are_right(right, wrong,
         found = judge_near(Data(frame(rows)), {"value": 1.56, "cases": {"fp32": MODEL_32 | ours}, "codes": codes})
         assert found.codes == text
         assert found.verdict == YES
+    codes = {"fp32": MODEL_32 | sides, "TF32": MODEL_TF32 | sides}
+    found = judge_near(Data(frame(rows)), {"value": 1.56, "cases": {"fp32": MODEL_32 | ours}, "codes": codes})
+    means, _, verdict = text.rpartition(": ")
+    assert found.codes == f"fp32: {means}; TF32: no mean: {PART if verdict == YES else verdict}"
 
 
 def test_another_code_than_the_papers_gets_no_verdict():
