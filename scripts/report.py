@@ -19,7 +19,7 @@ import typer
 from PIL import Image
 from rich.text import Text
 
-from common.cli import console, user_errors
+from common.cli import console, repeat_command, user_errors
 from data.atomic import replacing
 from report.engine import Data
 from report.pages import files
@@ -61,7 +61,7 @@ def main(
         for path in stale:
             console.print(Text(f"no source  {path}"))
     if check and (changed or stale):
-        console.print(Text("renewed by: make report"))
+        console.print(Text(f"renewed by: {repeat_command().replace(' --check', '')}"))
         raise typer.Exit(1)
     console.print(Text(f"{len(contents)} files are those of the CSVs in {results}"))
 
