@@ -152,6 +152,17 @@ def test_steps_are_compared_in_the_fastest_way_of_each_side():
     assert line[10] == "1.00", "a captured loop is another program, and in no ratio"
 
 
+def test_turbo_gnn_is_compared_with_our_backward_pass_of_the_same_graph_and_shape():
+    passes = {"bench": "backward", "out_dtype": "float16", "region": "backward"}
+    times = {("cora", "fused3s"): 2.0, ("cora", "turbo_gnn"): 4.0, ("pubmed", "fused3s"): 1.0}
+    times |= {("pubmed", "turbo_gnn"): 8.0, ("citeseer", "turbo_gnn"): 99.0}
+    rows = [row(*names, time, dim=64, **passes) for names, time in times.items()]
+    rows += [row("cora", name, 1.0, dim=64, **passes | {"region": "forward"}) for name in ("fused3s", "turbo_gnn")]
+    rows += [row("cora", "fused3s", 6.0, **passes | {"region": region}) for region in ("forward", "backward")]
+    lines = [line.split(" | ") for line in render(Data(frame(rows)), "backward").splitlines()[4:]]
+    assert {line[0]: line[3] for line in lines} == {"| 1x64": "4.00 (n = 2; 2.00 on cora) |", "| 1x128": "- |"}
+
+
 def test_the_best_other_kernel_is_the_fastest_correct_one_on_each_graph():
     rows = [*TWO[:2], *kernels(("cora", "fused3s_paper", 3.0))]
     rows += kernels(
