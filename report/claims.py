@@ -98,8 +98,8 @@ def judged(data: Data, results: Path) -> dict[str, Finding]:
     return findings
 
 
-def claims_page(data: Data, findings: Mapping[str, Finding]) -> str:
-    """results/CLAIMS.md, from `judged`; its provenance is that of the rows used since the last call."""
+def claims_page(findings: Mapping[str, Finding], provenance: str) -> str:
+    """results/CLAIMS.md, from `judged`, and the provenance of its rows."""
     counted, parts = [], []
     for section in sections():
         ours = section.get("ours", False)
@@ -110,7 +110,7 @@ def claims_page(data: Data, findings: Mapping[str, Finding]) -> str:
     totals = ["**all**", *map(sum, list(zip(*counted, strict=True))[1:])]
     counts = markdown(["claims", *VERDICTS], [*counted, totals])
     words = {"near": NEAR, "half": HALF_WAY, "noise": NOISE - 1, "yes": YES, "part": PART, "no": NO}
-    return HEAD.format(counts=counts, provenance=data.provenance(), **words) + "".join(parts).lstrip("\n")
+    return HEAD.format(counts=counts, provenance=provenance, **words) + "".join(parts).lstrip("\n")
 
 
 def _counted(section: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -135,23 +135,18 @@ def _table(section: Mapping[str, Any], findings: Mapping[str, Finding], ours: bo
     return markdown([head[nth] for nth in kept], [[line[nth] for nth in kept] for line in lines])
 
 
-def headlines(findings: Mapping[str, Finding]) -> str:
-    """The claims marked `headline`, as the README's table."""
+def headlines(findings: Mapping[str, Finding], provenance: str) -> str:
+    """The claims marked `headline`, as the README's table; `provenance` is that of all claims."""
     chosen = [claim for section in sections() for claim in section["claims"] if claim.get("headline")]
-    lines = [
-        [
-            claim["says"],
-            str(claim.get("paper", "-")),
-            findings[claim["says"]].codes,
-            findings[claim["says"]].ours.partition(";")[0],
-            findings[claim["says"]].verdict,
-        ]
-        for claim in chosen
-    ]
+    lines = []
+    for claim in chosen:
+        found = findings[claim["says"]]
+        short = found.short or found.ours.partition(";")[0]
+        lines.append([claim["says"], str(claim.get("paper", "-")), found.codes, short, found.verdict])
     caption = (
         "Headline claims: times of baselines over those of the paper's kernel, of the authors' codes and of "
         "re-implementations (`fused3s_paper`, baselines); the least and the largest geometric mean, over all graphs or "
-        "over real ones. [CLAIMS.md](results/CLAIMS.md) has GPUs and commits."
+        f"over real ones. A cell that holds values of a second GPU names it. {provenance}."
     )
     head = ["claim", "the paper", "the authors' codes", "re-implementations", "verdict"]
     return f"{caption}\n\n{markdown(head, lines)}"

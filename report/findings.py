@@ -26,6 +26,7 @@ class Finding:
         real: the verdict on real graphs alone.
         why: what was computed; follows the `why` of the declaration.
         means: the mean ratios behind `ours`.
+        short: `ours` in the README; if empty, the part of it before a semicolon.
     """
 
     verdict: str
@@ -34,6 +35,7 @@ class Finding:
     real: str = "-"
     why: str = ""
     means: tuple[float, ...] = ()
+    short: str = ""
 
 
 RULES = ("above", "below", "of", "form", "times", "ours", "theirs")  # of a case; other keys are columns

@@ -54,16 +54,18 @@ def results_page(data: Data, pictures: Mapping[str, Drawn]) -> str:
     return "".join([*parts, *["\n## Figures\n"] * bool(shown_here), *shown_here])
 
 
-def blocks(data: Data, findings: Mapping[str, Finding], results: Path, pictures: Mapping[str, Drawn]) -> dict[str, str]:
+def blocks(
+    data: Data, findings: Mapping[str, Finding], provenance: str, results: Path, pictures: Mapping[str, Drawn]
+) -> dict[str, str]:
     """Texts of the blocks by name; a table or picture that was not recorded is "". Pictures are for pages beside
-    `results`."""
+    `results`; `provenance` is that of `findings`."""
     found = {name: render(data, name) for name, table in TABLES.items() if not table.heading}
     durations = results / "durations.csv"
     seconds = pd.read_csv(durations) if durations.exists() else None
     found |= dict.fromkeys((f"picture-{name}" for name in FIGURES), "")
     found |= {f"picture-{name}": f"![{one.alt}](results/figures/{one.file}.png)" for name, one in pictures.items()}
     found |= {name: data.of_one_device(partial(sentence, data)) for name, sentence in SENTENCES.items()}
-    found |= {"paper": headlines(findings), "verdicts": verdict_counts(findings)}
+    found |= {"paper": headlines(findings, provenance), "verdicts": verdict_counts(findings)}
     return found | {"paper-figures": shown(findings, seconds)}
 
 
@@ -94,12 +96,13 @@ def files(data: Data, results: Path, with_blocks: Iterable[Path]) -> dict[Path, 
     texts = {results / "RESULTS.md": results_page(data, pictures)}
     data.used.clear()
     findings = judged(data, results)
-    texts[results / "CLAIMS.md"] = claims_page(data, findings)
+    provenance = data.provenance()
+    texts[results / "CLAIMS.md"] = claims_page(findings, provenance)
     for name in DATA_SET_TABLES:
         csv = results / "datasets" / f"{name}.csv"
         if csv.exists():
             texts[csv.with_suffix(".md")] = markdown_of(csv)
-    found = blocks(data, findings, results, pictures)
+    found = blocks(data, findings, provenance, results, pictures)
     texts |= {page: fill(page.read_text(encoding="utf-8"), found) for page in with_blocks}
     drawn = {results / "figures" / f"{one.file}.png": image(one.figure) for one in pictures.values()}
     return {path: text.encode() for path, text in texts.items()} | drawn

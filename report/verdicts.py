@@ -60,7 +60,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
 
     At most in part if `subject` fails on one of the graphs where `beside` was measured, on a GPU of less memory.
     """
-    texts, holds = [], 0
+    texts, shorts, holds = [], [], 0
     for dataset in spec["graphs"]:
         found = data.pick({**spec["where"], "dataset": dataset})
         need = found[found["status"] == "ok"].groupby("series")["value"].max() / 1024
@@ -69,15 +69,19 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
             raise NotRecordedError
         holds += {*fits} == {spec["subject"]}
         texts.append(f"{dataset}: {', '.join(f'{name} {value:.1f}' for name, value in need.sort_values().items())} GiB")
-    finding = Finding(of_all(holds, len(texts)), "; ".join(texts))
+        others = need.drop(spec["subject"])
+        rest = f"others {others.min():.1f} or more" if len(others) else "no other runs"
+        shorts.append(f"{dataset}: {need[spec['subject']]:.1f} GiB, {rest}")
+    finding = Finding(of_all(holds, len(texts)), "; ".join(texts), short="; ".join(shorts))
     beside = data.pick({**spec["beside"], "dataset": spec["graphs"]})
     failed = beside[beside["status"] == "oom"]
     if spec["subject"] not in {*failed["series"]}:
         return finding
     ran = beside[beside["status"] == "ok"].groupby("dataset")["series"].agg(", ".join)
     words = [f"{dataset} with {ran.get(dataset, 'no kernel')}" for dataset in spec["graphs"]]
-    ours = f"{finding.ours}; {failed['device'].iloc[0]} runs {', '.join(words)}"
-    return replace(finding, verdict=worst([finding.verdict, PART]), ours=ours)
+    told = f"; {failed['device'].iloc[0]} runs {', '.join(words)}"
+    verdict = worst([finding.verdict, PART])
+    return replace(finding, verdict=verdict, ours=finding.ours + told, short=finding.short + told)
 
 
 def judge_error(data: Data, spec: Spec) -> Finding:

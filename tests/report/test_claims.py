@@ -5,7 +5,7 @@ from kernel_rows import row
 
 from report import claims
 from report.engine import Data
-from report.findings import MISSING
+from report.findings import MISSING, PART, YES, Finding
 from report.rows import frame
 
 
@@ -16,6 +16,18 @@ def test_without_rows_nothing_is_claimed(tmp_path):
     seconds = pd.DataFrame([{"step": "sm_active", "seconds": 61, "device": "my GPU"}])
     line = "| `make reproduce-figures FIGURES=sm_active` | 2 (my GPU) | `figures/fig7_sm_activity.png` | 2 not"
     assert line in claims.shown(found, seconds)
+
+
+def test_the_readme_shows_the_short_text_of_a_finding_or_its_first_part(monkeypatch):
+    section = {"title": "t", "claims": [{"says": says, "headline": True, "paper": 2} for says in ("one", "two")]}
+    monkeypatch.setattr(claims, "sections", lambda: [section])
+    found = {"one": Finding(PART, "1x to 2x; of 3 captions"), "two": Finding(YES, "a: 1, b: 2", short="a: 1; b: 2")}
+    *_, one, two = claims.headlines(found, "GPU, commit abc").splitlines()
+    assert (one, two) == (
+        "| one | 2 | - | 1x to 2x | reproduced in part |",
+        "| two | 2 | - | a: 1; b: 2 | reproduced |",
+    )
+    assert " names it. GPU, commit abc.\n" in claims.headlines(found, "GPU, commit abc")
 
 
 def test_each_without_cases_is_a_value_of_the_predicate(monkeypatch):

@@ -66,7 +66,7 @@ def test_sentences_of_the_readme_follow_from_rows_and_are_empty_without_them(tmp
         if one.metric == "time"
     ]
     told = Data(frame([*rows, *others]))
-    of_two_gpus = blocks(told, judged(told, tmp_path), tmp_path, {})["scale-in-short"]
+    of_two_gpus = blocks(told, judged(told, tmp_path), "", tmp_path, {})["scale-in-short"]
     assert of_two_gpus == ""  # the one with most rows has no memory: the times are not told beside that of the other
 
 
