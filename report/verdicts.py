@@ -49,7 +49,8 @@ def judge_status(data: Data, spec: Spec) -> Finding:
         statuses = {*data.pick({k: v for k, v in case.items() if k != "fails"})["status"]}
         failed = statuses - {"ok", "unchecked", "wrong"}
         holds += bool(statuses) and bool(failed) == case.get("fails", False)
-        texts.append(f"{name}: {', '.join(sorted(failed)) or ('runs' if statuses else 'not measured')}")
+        runs = "runs, wrong output" if statuses == {"wrong"} else "runs" if statuses else "not measured"
+        texts.append(f"{name}: {', '.join(sorted(failed)) or runs}")
     if all(text.endswith("not measured") for text in texts):
         raise NotRecordedError
     return Finding(of_all(holds, len(texts)), "; ".join(texts))

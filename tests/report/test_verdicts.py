@@ -111,6 +111,19 @@ def test_a_caption_without_the_papers_code_does_not_lift_the_headline(last, verd
     assert judge_summary(None, {"of": "of all"}, some).verdict == verdict
 
 
+def test_a_kernel_that_runs_says_if_all_its_outputs_are_wrong():
+    statuses = {"pyg": ["wrong", "wrong"], "dgl": ["wrong", "ok"], "csr_unfused": ["oom", "wrong"]}
+    rows = [
+        row(f"graph {nth}", name, None if status == "oom" else 1.0, status)
+        for name, of_graphs in statuses.items()
+        for nth, status in enumerate(of_graphs)
+    ]
+    cases = {name: {"bench": "kernels", "backend": name} for name in (*statuses, "dfgnn_tiling")}
+    found = judged("status", Data(frame(rows)), {"cases": cases})
+    assert found.ours == "pyg: runs, wrong output; dgl: runs; csr_unfused: oom; dfgnn_tiling: not measured"
+    assert found.verdict == NO
+
+
 def test_batches_are_small_by_the_nodes_of_a_graph():
     rows = [row("zinc", "pyg", 1.0, nodes=nodes, data_sha256=str(nodes)) for nodes in (1024 * 499, 1024 * 501)]
     found = judged("small", Data(frame(rows)), {"nodes": 500, "where": {"bench": "kernels"}})
