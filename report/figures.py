@@ -393,7 +393,8 @@ def learning_curves(data: Data) -> Figure | None:
     any_device = {"bench": "train", "device": {"not": ["none"]}}
     rows = data.pick(any_device | {"metric": [f"valid_{score}" for score in names], "epoch": {"least": 1}})
     rows, published = rows[rows["status"].isin(COUNTED)], scores()
-    rows = rows.sort_values(["backend", "dtype", "date"], ascending=[False, False, True], kind="stable")
+    rows = rows.assign(is_ours=rows["backend"] == "fused3s", is_bfloat16=rows["dtype"] == "bfloat16")
+    rows = rows.sort_values(["is_ours", "is_bfloat16", "date"], kind="stable")
     model = ["label", "blocks", "dim", "recipe"]
     panels = [*rows.groupby([*model, "metric"])]
     if not panels:

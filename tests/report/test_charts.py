@@ -153,7 +153,7 @@ def test_a_learning_curve_stands_beside_its_test_score_and_a_published_one():
     curves = {("2 seeds", "b"): (0.6, 0.8), ("1 seeds", "c"): (0.1, 0.2), ("2 seeds", "a"): (0.3, 0.4)}
     of = {run_id: ("ogbg-molhiv", "fused3s", {}) for *_, run_id in curves}
     curves |= {("2 seeds", run_id): (0.5, 0.9) for run_id in "de"}
-    of |= {"d": ("ogbg-molhiv", "reference", {"dtype": "float32"}), "e": ("zinc", "fused3s", {"device": "NVIDIA H100"})}
+    of |= {"d": ("ogbg-molhiv", "dgl", {"dtype": "float32"}), "e": ("zinc", "fused3s", {"device": "NVIDIA H100"})}
     rows = [
         row(*of[one][:2], value, region=f"epoch {n}", variant=seeds, run_id=one, date=one, **run | of[one][2])
         for (seeds, one), values in curves.items()
