@@ -285,7 +285,8 @@ DOORS = {  # each beside one of what its group uses
 def doors_in_short(data: Data) -> Grid:
     """Attention as four groups of users run it, beside the fastest code that they use: milliseconds of a forward pass
     with all gradients, and their peak memory; forward: ratio of a forward pass alone; relational: both sides as one
-    CUDA graph ([eager, where we lose](docs/benchmarks.md#beside-the-code-of-four-groups-of-users))."""
+    CUDA graph ([eager, where new masks make our forward pass
+    slower](docs/benchmarks.md#beside-the-code-of-four-groups-of-users))."""
     grid, fastest = doors(data), {}
     for name, line in grid.lines.items():
         found = best(data, line | STEP)["value"], name
@@ -298,8 +299,9 @@ def doors_in_short(data: Data) -> Grid:
 def doors(data: Data) -> Grid:
     """Attention of four groups of users, ours (eager, unless a line says otherwise) beside what they use: milliseconds
     of a forward pass with all gradients, host included, and their peak memory; forward: ratio of the times of a forward
-    pass alone. Of PyG the faster of eager and compiled, for each number. Outputs and gradients were checked on small
-    instances of the same inputs. `bench/doors.py` has the sizes and types; small: of `size=small`."""
+    pass alone. Of PyG, times are those of the faster of eager and compiled, and GiB those of the faster step, even if
+    the other needs less. Outputs and gradients were checked on small instances of the same inputs. `bench/doors.py` has
+    the sizes and types; small: of `size=small`."""
     columns = {"theirs": show_best(STEP), "ours": show_best(STEP | AUTO), "theirs / ours": best_over_best(STEP, {})}
     columns["forward"] = best_over_best({"region": "forward"}, {})
     for name, side in {"theirs": STEP, "ours": STEP | AUTO}.items():
