@@ -22,7 +22,7 @@ MEASURES = {
     "edges": _KERNELS,
     "backward": Measure(backward.cases, backward.measure),
     "sm_active": Measure(sm_activity.cases, sm_activity.measure),
-    "end_to_end": Measure(models.cases, models.measure, features=True),
+    "end_to_end": Measure(models.cases, models.measure, features=True, finds_disturbed=True),
     "layers": Measure(layers.cases, layers.measure, begin=layers.begin),
     "doors": Measure(doors.cases, doors.measure, device="any"),
     "preprocessing": Measure(format_build.cases, format_build.measure, finished=("unchecked",)),

@@ -82,11 +82,6 @@ class Case:
         return Shape(self.heads, self.dim, self.kv_heads)
 
     @property
-    def waits_for_host(self) -> bool:
-        """Whether the host is part of its time: it launches each kernel by itself, or builds the plan."""
-        return self.launch == "eager" or self.plan == "rebuilt" or self.scope == "build"
-
-    @property
     def description(self) -> str:
         options = (self.edges, self.region, self.variant, self.order, self.dense, self.launch, self.plan)
         shape = [str(self.shape)] * (self.dim > 0)
@@ -165,6 +160,7 @@ class Measure:
         device: "gpu" is needed; "any": the CPU where there is none.
         features: whether graphs are loaded with their features.
         finished: statuses of cases that are not measured again.
+        finds_disturbed: whether it finds out itself which times the host disturbed.
     """
 
     cases: Callable[[BenchConfig, torch.device], list[Case]]
@@ -173,6 +169,7 @@ class Measure:
     device: str = "gpu"
     features: bool = False
     finished: Collection[Status] = ("ok", "unsupported", "oom")
+    finds_disturbed: bool = False
 
 
 def devices() -> list[torch.device]:
@@ -279,8 +276,8 @@ def measured(measure: Measure, context: Context) -> Iterator[tuple[Case, list[Ro
             rows = [context.failed(case, error)]
         else:
             state = clock_and_power(context.device)
-            busy = describe_wait(host.waited()) if case.waits_for_host else ""
-            rows = [annotated(row, state, busy) if row.metric == "time" and row.value else row for row in rows]
+            busy, marks = describe_wait(host.waited()), not measure.finds_disturbed
+            rows = [annotated(row, state, busy, marks) if row.metric == "time" and row.value else row for row in rows]
         if rows:
             context.known[identity] = rows[0]
         yield case, rows
@@ -288,10 +285,20 @@ def measured(measure: Measure, context: Context) -> Iterator[tuple[Case, list[Ro
             free_gpu(context.environment["device"], f"{case.description} on {context.name}", held)
 
 
-def annotated(row: Row, state: Mapping[str, Any], busy: str) -> Row:
-    """A time with the state of the GPU, and with one more note if the host was busy."""
-    note = "; ".join(text for text in (row.note, busy) if text and (text != NONE or not busy))
-    return row.model_copy(update={**state, "note": note})
+def annotated(row: Row, state: Mapping[str, Any], busy: str, marks: bool) -> Row:
+    """A time with the state of the GPU; with one more note if the host is part of it and was busy, and then disturbed
+    if `marks`."""
+    changes = dict(state)
+    if busy and waits_for_host(row):
+        changes["note"] = busy if row.note == NONE else f"{row.note}; {busy}"
+        if marks:
+            changes["disturbed"] = "yes"
+    return row.model_copy(update=changes)
+
+
+def waits_for_host(row: Row) -> bool:
+    """Whether the host is part of a time: it launches what a step consists of, or builds the plan."""
+    return row.launch in ("eager", "compiled", "reduce_overhead") or row.plan == "rebuilt" or row.scope == "build"
 
 
 def run_bench(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-NOTICED = 0.1  # share of waiting that a report mentions
+NOTICED = 0.1  # share of waiting that a report mentions, and that disturbs a time of a benchmark
 _TASKS = Path("/proc/self/task")
 
 

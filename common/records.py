@@ -42,10 +42,10 @@ class Row(BaseModel):
 
     `kv_heads` is the number of heads of k and v where they are fewer than the query's, else 0. `region` is a pass of a
     kernel (forward, backward), a step or epoch of a training run, or the batches of a collection. `disturbed` says that
-    repeated medians of a run disagreed (`bench.rounds`), or that a pass took HOST_BOUND times as long as the GPU was
-    busy with it: such a time depends on the host and is no evidence. `relative_error` is the norm of the difference
-    from the reference over the norm of the reference (of a whole model as in `models.inference.agreement.compare`),
-    blank if status is unchecked.
+    repeated medians of a run disagreed (`bench.rounds`), that a pass took HOST_BOUND times as long as the GPU was busy
+    with it, or that the host, which is part of the time, was busy with other work (`common.host_load`): such a time
+    depends on the host and is no evidence. `relative_error` is the norm of the difference from the reference over the
+    norm of the reference (of a whole model as in `models.inference.agreement.compare`), blank if status is unchecked.
 
     The fields before `bench` are the provenance of a run, one process on one device; unknown ones are "none". `sources`
     is a hash of the code that a time depends on, empty in runs from before it was recorded.

@@ -7,6 +7,7 @@ from broken_backends import REASONS, Broken, register_broken
 
 from bench import runner
 from bench.baselines import REGISTRY
+from bench.measures import MEASURES
 from bench.runner import Case, Measure, device_of, measured
 from common import provenance
 from common.cli import NOT_LOADED
@@ -100,16 +101,38 @@ def test_graphs_that_cannot_be_loaded_are_named_and_the_others_measured(tmp_path
         run(settings, tmp_path / "r.csv")
 
 
-@pytest.mark.parametrize(("waited", "said"), [(0.4, "threads of this run waited 40%"), (0.05, ""), (None, "")])
-def test_times_that_the_host_is_part_of_say_that_it_was_busy(monkeypatch, waited, said):
+BUSY = "the host was busy: threads of this run waited 40% of their time for a core"
+
+
+@pytest.mark.parametrize(
+    ("waited", "finds_disturbed", "notes", "disturbed"),
+    [
+        (0.4, False, [f"median; {BUSY}", BUSY, BUSY], "yes"),
+        (0.4, True, [f"median; {BUSY}", BUSY, BUSY], "no"),
+        (0.05, False, ["median", "none", "none"], "no"),
+        (None, False, ["median", "none", "none"], "no"),
+    ],
+)
+def test_times_that_a_busy_host_is_part_of_say_so_and_are_marked(
+    monkeypatch, waited, finds_disturbed, notes, disturbed
+):
     monkeypatch.setattr(HostLoad, "waited", lambda self: waited)
-    own = {"eager": {"launch": "eager"}, "graph": {"launch": "cuda_graph"}, "rebuilt": {"plan": "rebuilt"}}
-    cases = [Case(name, "model", 64, **columns) for name, columns in own.items()]
-    numbers = {"value": 1.0, "p10": 1.0, "p90": 1.0, "repeats": 1, "status": "unchecked"}
-    measure = Measure(lambda *_: cases, lambda context, case: [context.row(case, **numbers)])
-    notes = {case.backend: rows[0].note for case, rows in measured(measure, context(kernels("reference")))}
-    assert notes["graph"] == "none"
-    assert all(said in notes[name] if said else notes[name] == "none" for name in ("eager", "rebuilt"))
+    with_host = [{"launch": "eager", "note": "median"}, {"launch": "compiled"}, {"plan": "rebuilt"}]
+    of_gpu = [{"launch": "cuda_graph"}, {"launch": "back_to_back"}]
+    case = Case("auto", "model", 64, launch="cuda_graph", plan="fixed")
+    numbers = {"value": 1.0, "p10": 1.0, "p90": 1.0, "repeats": 1, "status": "unchecked", "disturbed": "no"}
+
+    def run(context, case):
+        return [context.row(case, **numbers, **columns) for columns in (*with_host, *of_gpu)]
+
+    measure = Measure(lambda *_: [case], run, finds_disturbed=finds_disturbed)
+    ((_, rows),) = measured(measure, context(kernels("reference")))
+    expected = [(note, disturbed) for note in notes] + [("none", "no")] * 2
+    assert [(row.note, row.disturbed) for row in rows] == expected
+
+
+def test_the_whole_model_alone_finds_out_itself_which_times_the_host_sets():
+    assert [name for name, measure in MEASURES.items() if measure.finds_disturbed] == ["end_to_end"]
 
 
 def test_more_graphs_than_torch_compile_takes_sizes():
