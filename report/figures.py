@@ -415,11 +415,10 @@ def learning_curves(data: Data) -> Figure | None:
         others = published[(published["dataset"] == found["dataset"].iloc[0]) & (published["metric"] == score)]
         sides = [("test", score_of, on.PAPER, "--") for score_of in [tests.mean()] * bool(len(tests))]
         sides += [(other.model, other.score, on.PEOPLE, ":") for other in others.itertuples()]
-        falls = found["value"].iloc[-1] < found["value"].iloc[0]  # then the corner above the curve is empty
-        for nth, (words, value, colour, style) in enumerate(sides):
-            axes.axhline(value, color=colour, linestyle=style, linewidth=1.2)
-            place = 0.9 - 0.1 * nth if falls else 0.04 + 0.1 * (len(sides) - 1 - nth)
-            axes.text(0.98, place, f"{words} {value:.3f}", color=colour, transform=axes.transAxes, ha="right")
+        for words, value, colour, style in sides:
+            axes.axhline(value, color=colour, linestyle=style, linewidth=1.2, label=f"{words} {value:.3f}")
+        if sides:
+            axes.legend(loc="best", labelcolor="linecolor", borderaxespad=0.2)
         if len(sides) > 1:
             found_scores.append(f"{one[0]} {sides[0][1]:.3f} ({sides[1][0]} {sides[1][1]:.3f})")
         unit = "" if found["unit"].iloc[0] == "1" else f", {found['unit'].iloc[0]}"

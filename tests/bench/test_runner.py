@@ -7,7 +7,6 @@ from broken_backends import REASONS, Broken, register_broken
 
 from bench import runner
 from bench.baselines import REGISTRY
-from bench.measures import MEASURES
 from bench.runner import Case, Measure, device_of, measured
 from common import provenance
 from common.cli import NOT_LOADED
@@ -129,10 +128,6 @@ def test_times_that_a_busy_host_is_part_of_say_so_and_are_marked(
     ((_, rows),) = measured(measure, context(kernels("reference")))
     expected = [(note, disturbed) for note in notes] + [("none", "no")] * 2
     assert [(row.note, row.disturbed) for row in rows] == expected
-
-
-def test_the_whole_model_alone_finds_out_itself_which_times_the_host_sets():
-    assert [name for name, measure in MEASURES.items() if measure.finds_disturbed] == ["end_to_end"]
 
 
 def test_more_graphs_than_torch_compile_takes_sizes():
