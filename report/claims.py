@@ -19,6 +19,7 @@ from configs.suite import PAPER
 from report import selections, verdicts
 from report.engine import Data, markdown
 from report.findings import HALF_WAY, MISSING, NEAR, NO, NOISE, PART, VERDICTS, YES, Finding
+from report.ratio_verdicts import FEW
 from report.rows import read_yaml
 from report.verdicts import PREDICATES
 
@@ -33,7 +34,8 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
   {yes}, within a factor of {half:g} {part}; farther off, or on the other side of 1, {no}. Where
   the paper's times of each graph are published, its value is their mean over the graphs that we have too. The verdict
   is the least favourable one over all graphs and over real graphs alone; the authors' codes, run on the same GPU, are
-  judged in their own column.
+  judged in their own column, over all their graphs, where a mean of fewer than {few} gives at most "{part}". Of
+  several precisions the least favourable verdict counts.
 * **On the edge**, in the remarks: a measured ratio that is {noise:.0%} larger or smaller turns the verdict.
 * **Statements about many cases** are {yes} if all cases hold, {part} if more than half do; of all graphs and of real
   ones alone the worse counts.
@@ -109,7 +111,7 @@ def claims_page(findings: Mapping[str, Finding], provenance: str) -> str:
         parts.append(f"\n## {section['title']}\n\n{_table(section, findings, ours)}")
     totals = ["**all**", *map(sum, list(zip(*counted, strict=True))[1:])]
     counts = markdown(["claims", *VERDICTS], [*counted, totals])
-    words = {"near": NEAR, "half": HALF_WAY, "noise": NOISE - 1, "yes": YES, "part": PART, "no": NO}
+    words = {"near": NEAR, "half": HALF_WAY, "noise": NOISE - 1, "few": FEW, "yes": YES, "part": PART, "no": NO}
     return HEAD.format(counts=counts, provenance=provenance, **words) + "".join(parts).lstrip("\n")
 
 
@@ -146,7 +148,8 @@ def headlines(findings: Mapping[str, Finding], provenance: str) -> str:
     caption = (
         "Headline claims: times of baselines over those of the paper's kernel, of the authors' codes and of "
         "re-implementations (`fused3s_paper`, baselines); the least and the largest geometric mean, over all graphs or "
-        f"over real ones. A cell that holds values of a second GPU names it. {provenance}."
+        "over real ones. Last: peak memory at d = 64. Cells are of the H200 unless they name another GPU. "
+        f"{provenance}."
     )
     head = ["claim", "the paper", "the authors' codes", "re-implementations", "verdict"]
     return f"{caption}\n\n{markdown(head, lines)}"

@@ -93,7 +93,7 @@ def drawn_in_git(data: Data) -> dict[str, Drawn]:
 )
 def hero(data: Data, dim: int = 128) -> Figure | None:
     """Bars of the speed-up over the best other kernel with 16-bit inputs, which is named at the end, for each real
-    graph."""
+    graph; isolated launches."""
     where = of.KERNEL | of.ISOLATED | of.GRAPHS | {"kind": "real", "dim": dim}
     best = {"backend": "best other", "dtype": "float16"}
     found = quiet(data.pairs(where, of.OURS, best)).sort_values("ratio", ascending=False)

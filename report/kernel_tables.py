@@ -189,8 +189,9 @@ def edges(data: Data) -> Grid:
 def backward(data: Data) -> Grid:
     """Time of the backward pass of `fused3s` divided by its forward pass with the LSE (fp16), by shape of heads, and
     the ratio of their bytes for comparison. Then the time of Turbo-GNN's backward pass divided by ours, and the graph
-    with the least ratio. Turbo-GNN runs with its default parameters; its outputs and gradients were checked. It is
-    timed in a run of its own by CUDA events, since a CUDA graph does not capture it; ours by replays of CUDA graphs."""
+    with the least ratio. Turbo-GNN runs with its default parameters; its outputs and gradients were checked. It
+    cannot be captured, so that one eager run at a time is timed, with the gaps between its kernels; ours is timed in
+    CUDA graphs of up to ten runs, in another run on another host."""
     forward, size = {"region": "forward"}, {"metric": "bytes"}
     columns = {
         "over forward": over(forward, {}, largest, HASH),

@@ -10,6 +10,7 @@ from report.engine import COUNTED, Data, by_graph, mean, quiet, real
 from report.findings import (
     MISSING,
     NO,
+    NOISE,
     PART,
     SYNTHETIC,
     YES,
@@ -24,6 +25,8 @@ from report.findings import (
     recorded,
     worst,
 )
+
+FEW = 3  # graphs; of the authors' codes a mean over fewer is weak evidence
 
 
 def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
@@ -82,13 +85,15 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
 
 
 def _of_codes(data: Data, cases: Mapping[str, Spec], paper: pd.Series, limits: Sequence[float]) -> str:
-    """The authors' codes, judged on the graphs where both outputs are right; the others are told beside them. With a
-    case that has no pair, the verdict is at most "in part"."""
-    texts, verdicts, missing = [], [], []
+    """The authors' codes, judged on the graphs where both outputs are right; the others are told beside them. The
+    verdict is the least favourable one over `cases`; with a mean of fewer than FEW graphs it is at most "in part"."""
+    texts, means, missing = [], [], []
     for name, case in cases.items():
         found = quiet(pairs(data, {**case, "statuses": (*COUNTED, "wrong")}))
         right, wrong = found[~found["wrong"]], by_graph(found[found["wrong"]])
         parts = [describe(right)] if len(right) else []
+        if right["dataset"].isin(paper.index).any():
+            parts[0] += f", published for these {_beside(by_graph(right), paper, limits)[1]:.2f}x"
         if len(wrong):
             low, high = wrong["ratio"].min(), wrong["ratio"].max()
             parts.append(f"wrong outputs on {len(wrong)} ({low:.2f}x to {high:.2f}x)")
@@ -96,11 +101,22 @@ def _of_codes(data: Data, cases: Mapping[str, Spec], paper: pd.Series, limits: S
             missing.append(name)
             continue
         texts.append(f"{name}: " * bool(name) + ", ".join(parts))
-        verdicts.append(near(*_beside(by_graph(right), paper, limits)) if len(right) else MISSING)
+        means.append(by_graph(right))
     if not texts:
         return "-"
     texts += [f"{', '.join(missing)}: no mean"] * bool(missing)
-    return f"{'; '.join(texts)}: {worst([*verdicts, *[PART] * bool(missing)])}"
+
+    def verdict(noise: float) -> str:
+        judged = [MISSING if rows.empty else _of_mean(rows, paper, limits, noise) for rows in means]
+        return worst([*judged, PART if missing or any(len(rows) < FEW for rows in means) else YES])
+
+    on_edge = ", on the edge" * any(verdict(noise) != verdict(1) for noise in (1 / NOISE, NOISE))
+    return f"{'; '.join(texts)}{on_edge}: {verdict(1)}"
+
+
+def _of_mean(found: pd.DataFrame, paper: pd.Series, limits: Sequence[float], noise: float) -> str:
+    ours, *theirs = _beside(found, paper, limits)
+    return near(ours * noise, *theirs)
 
 
 def _ranks(found: pd.DataFrame, paper: pd.Series) -> str:
@@ -185,7 +201,8 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     theirs = {name: mean(rows["ratio"]) for name, rows in codes.items()}
     words = ", ".join(f"{name} {value:.2f} (n = {len(codes[name])})" for name, value in theirs.items())
     if len(theirs) > 1:
-        words += f": {YES if all(_below_first(theirs.values())) else NO}"
+        few = any(len(rows) < FEW for rows in codes.values())
+        words += f": {worst([YES if all(_below_first(theirs.values())) else NO, PART if few else YES])}"
     finding = Finding(worst(verdicts), "; ".join(texts), words or "-")
     if len(verdicts) == 2:
         return replace(finding, real=verdicts[1])

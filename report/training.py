@@ -17,8 +17,9 @@ def standard_error(values: pd.Series) -> float:
 
 def tested(data: Data, bench: str) -> pd.DataFrame:
     """Metrics on the test split of weights in a file, on all GPUs."""
-    rows = data.pick({"bench": bench, "checkpoint": {"not": ["none"]}, "device": {"not": ["none"]}})
-    return rows[rows["metric"].str.startswith("test_") & (rows["status"] == "unchecked")]
+    metrics = [name for name in data.benches.get(bench, data.empty)["metric"].unique() if name.startswith("test_")]
+    of_files = {"checkpoint": {"not": ["none"]}, "device": {"not": ["none"]}, "status": "unchecked"}
+    return data.pick(of_files | {"bench": bench, "metric": metrics})
 
 
 def last_of_seeds(rows: pd.DataFrame) -> pd.DataFrame:

@@ -71,7 +71,7 @@ def judge_fits(data: Data, spec: Spec) -> Finding:
         holds += {*fits} == {spec["subject"]}
         texts.append(f"{dataset}: {', '.join(f'{name} {value:.1f}' for name, value in need.sort_values().items())} GiB")
         others = need.drop(spec["subject"])
-        rest = f"others {others.min():.1f} or more" if len(others) else "no other runs"
+        rest = f"baselines {others.min():.1f} or more" if len(others) else "no baseline runs"
         shorts.append(f"{dataset}: {need[spec['subject']]:.1f} GiB, {rest}")
     finding = Finding(of_all(holds, len(texts)), "; ".join(texts), short="; ".join(shorts))
     beside = data.pick({**spec["beside"], "dataset": spec["graphs"]})

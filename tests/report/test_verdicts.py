@@ -73,9 +73,10 @@ def test_a_caption_is_judged_on_the_graphs_of_both():
     times = PUBLISHED | {"device": "GH200", "by": ["dataset"], "ours": PAPER, "theirs": {"backend": "pyg"}}
     published = pd.read_csv(GH200).set_index("dataset").loc["cora"]
     ratio = published["pyg_gtconv"] / published["f3s_1tb1rw_scheduled_permuteV"]
-    finding = judged("near", found, {"value": 2.0, "cases": {"": PAIR}, "times": times})
+    finding = judged("near", found, {"value": 2.0, "cases": {"": PAIR}, "times": times, "codes": PAIR})
     assert finding.verdict == YES
     assert f"26.00x, {ratio:.2f}x" in finding.ours
+    assert finding.codes == f"7.21x (n = 2), published for these {ratio:.2f}x: {PART}"  # of the root of 26 * 2
 
 
 def test_the_order_of_the_graphs_is_compared_with_the_papers():
@@ -209,7 +210,7 @@ def test_a_kernel_that_fits_by_its_peak_is_to_run_on_the_gpu_of_less_memory_too(
     found = judged("fits", Data(frame(rows)), spec | {"beside": beside})
     told = "; GPU of 40 GB runs big with no kernel" * (verdict == PART)
     ours = f"big: fused3s_paper 60.0, pyg 90.0 GiB{told}"
-    assert (found.verdict, found.ours, found.short) == (verdict, ours, f"big: 60.0 GiB, others 90.0 or more{told}")
+    assert (found.verdict, found.ours, found.short) == (verdict, ours, f"big: 60.0 GiB, baselines 90.0 or more{told}")
 
 
 @pytest.mark.parametrize(("made", "verdict", "real"), [(0.2, YES, YES), (0.05, PART, YES)])
