@@ -144,12 +144,21 @@ OUTCOME = (
     *("order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power"),
     *("status", "reason", "relative_error", "note"),
 )
-# Identity of a measurement: a later row with the same values supersedes an earlier one.
-KEY = ("device", "sources", *(name for name in ROW_COLUMNS if name not in ("run_id", "config", *OUTCOME)))
+# What a measurement depends on: with the same values it need not be made again.
+KEY = (
+    "device",
+    "sources",
+    "torch",
+    "cuda",
+    "cupy",
+    "dgl",
+    "pyg",
+    *(name for name in ROW_COLUMNS if name not in ("run_id", "config", *OUTCOME)),
+)
 
 
 def key(columns: Mapping[str, Any]) -> tuple:
-    """Identity of a measurement; columns that are not given have their defaults."""
+    """What a measurement depends on; columns that are not given have their defaults."""
     return tuple(columns.get(name, DEFAULTS.get(name)) for name in KEY)
 
 

@@ -4,6 +4,7 @@ A row counts in a ratio or mean only if its status is `ok`, or `unchecked` where
 published times). Rows whose output is `wrong` never count, nor do times that the host disturbed.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import geometric_mean
@@ -149,8 +150,8 @@ class Data:
 
 def _named(device: str, kinds: Mapping[str, str]) -> str:
     """The name that is `device`, or the only one that has, with its kind, the words of `device`."""
-    words = {*device.lower().split()}
-    found = [name for name, kind in kinds.items() if words <= {*name.lower().split(), kind}]
+    words = {*re.split(r"\W+", device.lower())}
+    found = [name for name, kind in kinds.items() if words <= {*re.split(r"\W+", name.lower()), kind}]
     if device not in found and len(found) != 1:
         recorded, some = ", ".join(sorted(kinds)), " and ".join(found)
         raise ValueError(f"--device {device}: names {some or 'no device'}; recorded are {recorded}")

@@ -395,7 +395,7 @@ def learning_curves(data: Data) -> Figure | None:
     rows, published = rows[rows["status"].isin(COUNTED)], scores()
     rows = rows.assign(is_ours=rows["backend"] == "fused3s", is_bfloat16=rows["dtype"] == "bfloat16")
     rows = rows.sort_values(["is_ours", "is_bfloat16", "date"], kind="stable")
-    model = ["label", "blocks", "dim", "recipe"]
+    model = ["label", "blocks", "dim", "recipe", "data_sha256"]
     panels = [*rows.groupby([*model, "metric"])]
     if not panels:
         return None

@@ -103,8 +103,7 @@ def surrogates(data: Data) -> Grid:
 @table("Speed-up over each baseline, d = 128")
 def kernel_baselines(data: Data) -> Grid:
     """Time of a baseline divided by that of `fused3s` or `fused3s_paper` (isolated launches, warm L2 cache, fp32
-    output); geometric means over real / all graphs. Baselines marked fp32 take float32 inputs, `fused3s` float16. The
-    best other kernel takes fp16 on every graph; on all batches it is `fused3s_paper`."""
+    output); geometric means over real / all graphs. Baselines marked fp32 take float32 inputs, `fused3s` float16."""
     where = of.KERNEL | of.GRAPHS | of.ISOLATED | {"dim": 128}
     others = REAL | {"backend": {"not": ["fused3s", "best other"]}}
     lines = {"best other kernel on each graph": of.BEST_OTHER} | kernels(data, where | others)

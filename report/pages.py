@@ -32,8 +32,9 @@ SCORES = """
 ## Trained models
 
 The metric on the test split over seeds, mean ± standard error; its difference from `reference` in float32, of
-independent runs and of runs with the same seed. Recipe: the first digits of a hash of the configuration without seed.
-Rebuilt: MoleculeNet's table through RDKit, 41,112 of ogb's 41,127 molecules, with a computed split. {provenance}.
+independent runs and of runs with the same seed. Recipe, edges: the first digits of a hash of the configuration without
+seed, and of one of the edges. Rebuilt: MoleculeNet's table through RDKit, 41,112 of ogb's 41,127 molecules, with a
+computed split. {provenance}.
 
 {changes}
 

@@ -23,13 +23,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from common.records import KEY, NONE, Row, read_rows
+from common.records import KEY, NONE, RUN_COLUMNS, Row, read_rows
 from configs import load
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent
-# As KEY; a row also supersedes one of other code, of other settings, or of another source of the same edges.
-IDENTITY = [name for name in KEY if name not in ("sources", "config_sha", "data_source", "nodes", "graphs", "work")]
+# A later row supersedes an earlier one that differs, of KEY, in these at most: it may be of other code, versions or
+# settings, or of another source of the same edges.
+NOT_IDENTITY = {*RUN_COLUMNS, "config_sha", "data_source", "nodes", "graphs", "work"} - {"device"}
+IDENTITY = [name for name in KEY if name not in NOT_IDENTITY]
 REORDERED = {NONE: "", "auto": "+reorder"}
 
 
@@ -55,7 +57,7 @@ def recorded(folder: Path) -> pd.DataFrame:
 
 def _is_measurements(path: Path) -> bool:
     with path.open(encoding="utf-8", errors="replace") as file:
-        header = file.readline()
+        header = file.readline().removeprefix("\ufeff")  # with which `read_rows` refuses the file
     return header.startswith("run_id,") and ",metric," in header
 
 
@@ -65,8 +67,9 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     table = pd.DataFrame([row.model_dump() for row in rows])
     table = table.replace("<", "&lt;", regex=True)  # pages show text, and no HTML of a CSV
     table = table.assign(recipe=table["config_sha"].where(table["bench"] == "train", NONE))
-    table = table.sort_values("date", kind="stable")
-    table = table.drop_duplicates(["recipe", *IDENTITY], keep="last", ignore_index=True)
+    table = table.assign(ran=table["status"] != "unavailable")  # a package that is missing supersedes no time
+    table = table.sort_values(["ran", "date"], kind="stable").drop_duplicates(["recipe", *IDENTITY], keep="last")
+    table = table.sort_values("date", kind="stable", ignore_index=True).drop(columns="ran")
     known = (table["data_sha256"] != NONE) & ~table["bench"].isin(["train", "infer"])
     first = table[known].groupby("data_sha256")["dataset"].min()
     table = table[~known | (table["dataset"] == table["data_sha256"].map(first))].reset_index(drop=True)

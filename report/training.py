@@ -7,7 +7,7 @@ import pandas as pd
 
 from report.engine import Data, markdown
 
-RUN = ["label", "device", "dim", "heads", "blocks", "recipe", "backend", "dtype"]
+RUN = ["label", "data_sha256", "device", "dim", "heads", "blocks", "recipe", "backend", "dtype"]
 
 
 def standard_error(values: pd.Series) -> float:
@@ -32,8 +32,8 @@ def split_scores(data: Data) -> str:
     found = {key: rows.set_index("variant") for key, rows in last_of_seeds(tested(data, "train")).groupby(RUN)}
     lines = []
     for key, rows in sorted(found.items()):
-        label, device, dim, heads, blocks, recipe, backend, dtype = key
-        scores, exact, over = rows["value"], found.get((*key[:6], "reference", "float32")), ["-", "-"]
+        label, edges, device, dim, heads, blocks, recipe, backend, dtype = key
+        scores, exact, over = rows["value"], found.get((*key[:7], "reference", "float32")), ["-", "-"]
         if exact is not None and exact is not rows:
             exact = exact["value"]
             error = hypot(standard_error(scores), standard_error(exact))
@@ -42,10 +42,10 @@ def split_scores(data: Data) -> str:
             if len(paired):
                 over[1] = f"{fmean(paired):+z.4f} ± {standard_error(paired):.4f} (n = {len(paired)})"
         gpu, layers = device.removeprefix("NVIDIA ").split()[0], f"{blocks} x {heads} heads of {dim // heads}"
-        line = [label, gpu, layers, f"`{recipe[:4]}`", f"{backend}, {dtype}", rows["metric"].iloc[0][5:]]
+        line = [label, gpu, layers, f"`{recipe[:4]}`, `{edges[:4]}`", f"{backend}, {dtype}", rows["metric"].iloc[0][5:]]
         error = f" ± {standard_error(scores):.4f}" * (len(scores) > 1)
         lines.append([*line, str(len(scores)), f"{fmean(scores):.4f}{error}", *over])
-    head = ["data set", "device", "layers", "recipe", "attention", "metric", "seeds", "mean"]
+    head = ["data set", "device", "layers", "recipe, edges", "attention", "metric", "seeds", "mean"]
     return markdown([*head, "minus `reference`, float32", "the same, paired by seed"], lines, 6) if lines else ""
 
 

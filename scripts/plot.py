@@ -49,7 +49,7 @@ def main(
         values = dict(map(read_change, changes or ()))
         rows = recorded(results)
         data, count = Data(rows, device), 0
-        folder = figures or (results / LOCAL if results == RECORDED else results) / "figures"
+        folder = figures or (results / LOCAL if results.resolve() == RECORDED.resolve() else results) / "figures"
         for name in chosen:
             drawn = draw(data, name, values)
             if drawn is None:

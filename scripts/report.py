@@ -48,7 +48,7 @@ def main(
         if table_names:
             return print_tables(data, table_names)
         console.print(Text(f"drawing    from {len(rows):,} rows in {results}"))
-        contents = files(data, results, readme or (WITH_BLOCKS if results == RECORDED else ()))
+        contents = files(data, results, readme or (WITH_BLOCKS if results.resolve() == RECORDED.resolve() else ()))
         is_same = shows_the_same if check else has_bytes
         changed = [path for path, content in contents.items() if not is_same(path, content)]
         known = {path.name for path in contents}

@@ -70,6 +70,9 @@ def test_a_run_resumes_and_measures_again_after_a_change_of_the_kernels(broken, 
         _, rows = run(kernels("reference"), path, **options)
         assert {row.backend for row in rows} == {"reference"}
     assert read_rows(path)[-1].sources == "changed"
+    monkeypatch.setattr(runner, "provenance", lambda device: provenance.provenance(device) | {"torch": "9.9"})
+    _, rows = run(kernels("reference"), path)
+    assert {row.torch for row in rows} == {"9.9"}
     _, rows = run(kernels("reference", "repeats=4"), path)
     assert rows
 

@@ -212,9 +212,12 @@ def test_a_png_is_a_white_card_with_clear_corners():
     assert (255, 255, 255, 0) not in {picture.getpixel((x, picture.height // 2)) for x in range(picture.width)}
 
 
-@pytest.mark.parametrize(("given", "value"), [(None, 2.0), ("NVIDIA H200", 2.0), ("h100", 3.0), ("cpu", 5.0)])
+@pytest.mark.parametrize(
+    ("given", "value"), [(None, 2.0), ("NVIDIA H200", 2.0), ("h100", 3.0), ("a100", 4.0), ("cpu", 5.0)]
+)
 def test_a_device_is_named_by_words(given, value):
-    others = row("cora", "pyg", 3.0, device="NVIDIA H100"), row("cora", "pyg", 5.0, device="EPYC", device_type="cpu")
+    others = [row("cora", "pyg", 3.0, device="NVIDIA H100"), row("cora", "pyg", 4.0, device="NVIDIA A100-SXM4-80GB")]
+    others += [row("cora", "pyg", 5.0, device="EPYC", device_type="cpu")]
     rows = frame([row("cora", "pyg", 2.0), row("reddit", "pyg", 2.0), *others])
     figure = draw(Data(rows, given), "kernel-times").figure
     assert bars(figure.axes[0])["PyG"] == value

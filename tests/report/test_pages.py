@@ -103,6 +103,15 @@ def test_scores_of_another_configuration_are_a_line_of_their_own():
     assert [line.split(" | ")[6:8] for line in lines] == [["3", "0.8000 ± 0.0000"], ["2", "0.4000 ± 0.0000"]]
 
 
+def test_scores_on_other_edges_under_one_name_are_a_line_of_their_own():
+    runs = [score("train", "fused3s", 0, 0.8), score("train", "fused3s", 1, 0.4, data_sha256="other")]
+    lines = [line for line in split_scores(Data(frame(runs))).splitlines() if "fused3s" in line]
+    assert [(line.split(" | ")[3], line.split(" | ")[7]) for line in lines] == [
+        ("`abc`, `hash`", "0.8000"),
+        ("`abc`, `othe`", "0.4000"),
+    ]
+
+
 def test_a_seed_that_was_trained_again_counts_once():
     runs = [score("train", "fused3s", seed, 0.4, checkpoint=f"one/{seed}", date="2026-11-01") for seed in (0, 1)]
     runs += [score("train", "fused3s", 0, 0.8, checkpoint="two/0", ranks=4, launch="none", date="2026-11-02")]

@@ -3,7 +3,7 @@
 import pytest
 from kernel_rows import row
 
-from common.records import append_rows
+from common.records import ResultsFileError, append_rows
 from report.rows import frame, provenance, recorded
 
 CORA = "71cccafe332d3db3"
@@ -52,6 +52,15 @@ def test_a_later_row_supersedes_an_earlier_one_also_after_a_change_of_the_source
     assert [*frame(rows)["value"]] == [5.0]
 
 
+def test_a_kernel_whose_package_is_missing_supersedes_no_time():
+    rows = [
+        row("cora", "fused3s", value, status, date=f"2026-01-0{day}T00:00:00Z")
+        for day, (value, status) in enumerate([(5.0, "ok"), (None, "unavailable")], 1)
+    ]
+    assert [*frame(rows)["value"]] == [5.0]
+    assert [*frame([*rows, row("cora", "fused3s", None, "oom", date="2026-01-03T00:00:00Z")])["status"]] == ["oom"]
+
+
 def test_a_users_own_measurements_are_left_out_and_an_empty_folder_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no CSV with measurements"):
         recorded(tmp_path)
@@ -59,3 +68,7 @@ def test_a_users_own_measurements_are_left_out_and_an_empty_folder_is_an_error(t
     append_rows(tmp_path / "h200" / "kernels.csv", [row("cora", "fused3s", 1.0)])
     append_rows(tmp_path / "local" / "kernels.csv", [row("cora", "fused3s", 2.0)])
     assert [*recorded(tmp_path)["value"]] == [1.0]
+    kernels = tmp_path / "h200" / "kernels.csv"
+    kernels.write_text("\ufeff" + kernels.read_text())  # as a spreadsheet saves it
+    with pytest.raises(ResultsFileError, match="run_id"):
+        recorded(tmp_path)
