@@ -34,9 +34,10 @@ Written by `scripts/report.py` from the recorded CSVs. The paper is *Fused3S: Fa
   {yes}, within a factor of {half:g} {part}; farther off, or on the other side of 1, {no}. Where
   the paper's times of each graph are published, its value is their mean over the graphs that we have too. The verdict
   is the least favourable one over all graphs and over real graphs alone; the authors' codes, run on the same GPU, are
-  judged in their own column, over all their graphs, where a mean of fewer than {few} gives at most "{part}". Of
+  judged in their own column, on all graphs, where a mean of fewer than {few} gives at most "{part}". Of
   several precisions the least favourable verdict counts.
-* **On the edge**, in the remarks: a measured ratio that is {noise:.0%} larger or smaller turns the verdict.
+* **On the edge**, in the remarks or beside the authors' codes: a measured ratio that is {noise:.0%} larger or smaller
+  turns the verdict.
 * **Statements about many cases** are {yes} if all cases hold, {part} if more than half do; of all graphs and of real
   ones alone the worse counts.
 * **Headline rows that sum up captions** are {part} if more than half of the captions are at least that.
@@ -148,8 +149,7 @@ def headlines(findings: Mapping[str, Finding], provenance: str) -> str:
     caption = (
         "Headline claims: times of baselines over those of the paper's kernel, of the authors' codes and of "
         "re-implementations (`fused3s_paper`, baselines); the least and the largest geometric mean, over all graphs or "
-        "over real ones. Last: peak memory at d = 64. Cells are of the H200 unless they name another GPU. "
-        f"{provenance}."
+        f"over real ones. The last row is peak memory at d = 64. {provenance}."
     )
     head = ["claim", "the paper", "the authors' codes", "re-implementations", "verdict"]
     return f"{caption}\n\n{markdown(head, lines)}"

@@ -150,8 +150,8 @@ class Data:
 
 def _named(device: str, kinds: Mapping[str, str]) -> str:
     """The name that is `device`, or the only one that has, with its kind, the words of `device`."""
-    words = {*re.split(r"\W+", device.lower())}
-    found = [name for name, kind in kinds.items() if words <= {*re.split(r"\W+", name.lower()), kind}]
+    words = {*re.findall(r"\w+", device.lower())}
+    found = [name for name, kind in kinds.items() if words <= {*re.findall(r"\w+", name.lower()), kind}]
     if device not in found and len(found) != 1:
         recorded, some = ", ".join(sorted(kinds)), " and ".join(found)
         raise ValueError(f"--device {device}: names {some or 'no device'}; recorded are {recorded}")

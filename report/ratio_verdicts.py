@@ -85,14 +85,17 @@ def judge_near(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
 
 
 def _of_codes(data: Data, cases: Mapping[str, Spec], paper: pd.Series, limits: Sequence[float]) -> str:
-    """The authors' codes, judged on the graphs where both outputs are right; the others are told beside them. The
-    verdict is the least favourable one over `cases`; with a mean of fewer than FEW graphs it is at most "in part"."""
+    """The authors' codes, judged on the graphs where both outputs are right, of those of `paper` if any; wrong ones are
+    told beside them. The verdict is the least favourable one over `cases`; with a mean of fewer than FEW graphs it is
+    at most "in part"."""
     texts, means, missing = [], [], []
     for name, case in cases.items():
         found = quiet(pairs(data, {**case, "statuses": (*COUNTED, "wrong")}))
         right, wrong = found[~found["wrong"]], by_graph(found[found["wrong"]])
+        in_paper = right["dataset"].isin(paper.index)
+        right = right[in_paper] if in_paper.any() else right
         parts = [describe(right)] if len(right) else []
-        if right["dataset"].isin(paper.index).any():
+        if in_paper.any():
             parts[0] += f", published for these {_beside(by_graph(right), paper, limits)[1]:.2f}x"
         if len(wrong):
             low, high = wrong["ratio"].min(), wrong["ratio"].max()

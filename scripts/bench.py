@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 scripts/bench.py --config configs/bench/parallel.yaml   # each rank on a GPU of its own
 
 Every output is compared with a reference before its time is kept. A case that runs out of memory, is not supported or
-fails gets a row with a status, and the others go on. Cases that the file already holds for the same device and kernel
-sources are not measured again. Exit status: 0; 1 if an output was wrong or a case failed; 3 if a graph could not be
+fails gets a row with a status, and the others go on. Cases that the file already holds for the same device, versions
+and sources are not measured again. Exit status: 0; 1 if an output was wrong or a case failed; 3 if a graph could not be
 loaded, and the others were measured; 2 if anything else stopped the run.
 """
 

@@ -27,7 +27,7 @@ def test_the_readme_shows_the_short_text_of_a_finding_or_its_first_part(monkeypa
         "| one | 2 | - | 1x to 2x | reproduced in part |",
         "| two | 2 | - | a: 1; b: 2 | reproduced |",
     )
-    assert " another GPU. GPU, commit abc.\n" in claims.headlines(found, "GPU, commit abc")
+    assert "d = 64. GPU, commit abc.\n" in claims.headlines(found, "GPU, commit abc")
 
 
 def test_each_without_cases_is_a_value_of_the_predicate(monkeypatch):

@@ -173,10 +173,11 @@ def test_the_best_other_kernel_is_the_fastest_correct_one_on_each_graph():
     lines = render(data, "kernel-times").splitlines()
     best = {line.split(" | ")[0]: line.split(" | ")[2] for line in lines if "`)" in line}
     assert best == {"| cora": "3.0000 (`fused3s_paper`)", "| musae-github": "4.0000 (`pyg`)"}
-    slow = row("cora", "csr_unfused", 9.0, disturbed="yes")  # which may have been the fastest
-    lines = render(Data(frame([*rows[:-1], slow])), "kernel-times").splitlines()
-    ratios = {line.split(" | ")[0]: line.split(" | ")[6] for line in lines if "`)" in line}
-    assert ratios == {"| cora": "-", "| musae-github": "2.00"}
+    for low, ratio in ((2.9, "-"), (3.1, "3.00")):  # a disturbed time that may be the least one, and one that cannot
+        slow = row("cora", "csr_unfused", 9.0, disturbed="yes").model_copy(update={"p10": low})
+        lines = render(Data(frame([*rows[:-1], slow])), "kernel-times").splitlines()
+        ratios = {line.split(" | ")[0]: line.split(" | ")[6] for line in lines if "`)" in line}
+        assert ratios == {"| cora": ratio, "| musae-github": "2.00"}
 
 
 def test_the_recorded_speed_ups_follow_from_the_csv():
