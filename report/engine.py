@@ -173,8 +173,8 @@ def mean(ratios: Iterable[float]) -> float:
 
 def by_graph(found: pd.DataFrame) -> pd.DataFrame:
     """One row a graph with the mean of its ratios: the d or batches of one graph are not independent."""
-    rows = found.reset_index(drop="dataset" in found)[["dataset", "kind", "ratio"]]
-    return rows.groupby(["dataset", "kind"], sort=False)["ratio"].agg(mean).reset_index()
+    rows = found.reset_index(drop="dataset" in found)[["dataset", "label", "kind", "ratio"]]
+    return rows.groupby(["dataset", "label", "kind"], sort=False)["ratio"].agg(mean).reset_index()
 
 
 def real(found: pd.DataFrame) -> pd.DataFrame:
