@@ -144,21 +144,14 @@ OUTCOME = (
     *("order_found", "value", "p10", "p90", "repeats", "disturbed", "sm_clock", "power"),
     *("status", "reason", "relative_error", "note"),
 )
-# What a measurement depends on: with the same values it need not be made again.
-KEY = (
-    "device",
-    "sources",
-    "torch",
-    "cuda",
-    "cupy",
-    "dgl",
-    "pyg",
-    *(name for name in ROW_COLUMNS if name not in ("run_id", "config", *OUTCOME)),
-)
+VERSIONS = ("torch", "cuda", "cupy", "dgl", "pyg")  # that a time depends on
+SETTINGS = tuple(name for name in ROW_COLUMNS if name not in ("run_id", "config", *OUTCOME))
+# Columns that identify a measurement: a case with the values of a recorded row is not measured again.
+KEY = ("device", "sources", *VERSIONS, *SETTINGS)
 
 
 def key(columns: Mapping[str, Any]) -> tuple:
-    """What a measurement depends on; columns that are not given have their defaults."""
+    """Values of the columns of KEY; a column that is not given has its default."""
     return tuple(columns.get(name, DEFAULTS.get(name)) for name in KEY)
 
 

@@ -110,16 +110,17 @@ def _of_codes(data: Data, cases: Mapping[str, Spec], paper: pd.Series, limits: S
     texts += [f"{', '.join(missing)}: no mean"] * bool(missing)
 
     def verdict(noise: float) -> str:
-        judged = [MISSING if rows.empty else _of_mean(rows, paper, limits, noise) for rows in means]
-        return worst([*judged, PART if missing or any(len(rows) < FEW for rows in means) else YES])
+        noisy = [rows.assign(ratio=rows["ratio"] * noise) for rows in means]
+        judged = [near(*_beside(rows, paper, limits)) if len(rows) else MISSING for rows in noisy]
+        return worst([*judged, _with_few(means), PART if missing else YES])
 
     on_edge = ", on the edge" * any(verdict(noise) != verdict(1) for noise in (1 / NOISE, NOISE))
     return f"{'; '.join(texts)}{on_edge}: {verdict(1)}"
 
 
-def _of_mean(found: pd.DataFrame, paper: pd.Series, limits: Sequence[float], noise: float) -> str:
-    ours, *theirs = _beside(found, paper, limits)
-    return near(ours * noise, *theirs)
+def _with_few(means: Iterable[pd.DataFrame]) -> str:
+    """The best verdict that means over the graphs of these frames can have."""
+    return PART if any(len(rows) < FEW for rows in means) else YES
 
 
 def _ranks(found: pd.DataFrame, paper: pd.Series) -> str:
@@ -204,8 +205,7 @@ def judge_less(data: Data, spec: Spec, noise: float = 1.0) -> Finding:
     theirs = {name: mean(rows["ratio"]) for name, rows in codes.items()}
     words = ", ".join(f"{name} {value:.2f} (n = {len(codes[name])})" for name, value in theirs.items())
     if len(theirs) > 1:
-        few = any(len(rows) < FEW for rows in codes.values())
-        words += f": {worst([YES if all(_below_first(theirs.values())) else NO, PART if few else YES])}"
+        words += f": {worst([YES if all(_below_first(theirs.values())) else NO, _with_few(codes.values())])}"
     finding = Finding(worst(verdicts), "; ".join(texts), words or "-")
     if len(verdicts) == 2:
         return replace(finding, real=verdicts[1])

@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from common.records import KEY, NONE, RUN_COLUMNS, Row, read_rows
+from common.records import NONE, SETTINGS, Row, read_rows
 from configs import load
 
 LOCAL = "local"  # folder of a user's own measurements, ignored by git
 HERE = Path(__file__).parent
-# A later row supersedes an earlier one that differs, of KEY, in these at most: it may be of other code, versions or
-# settings, or of another source of the same edges.
-NOT_IDENTITY = {*RUN_COLUMNS, "config_sha", "data_source", "nodes", "graphs", "work"} - {"device"}
-IDENTITY = [name for name in KEY if name not in NOT_IDENTITY]
+# A row supersedes an earlier one that is equal in IDENTITY; of the settings these may differ, as between two sources of
+# the same edges.
+MAY_DIFFER = ("config_sha", "data_source", "nodes", "graphs", "work")
+IDENTITY = ["device", *(name for name in SETTINGS if name not in MAY_DIFFER)]
 REORDERED = {NONE: "", "auto": "+reorder"}
 
 
